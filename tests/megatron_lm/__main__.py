@@ -48,6 +48,8 @@ ALONE = ("transformer/test_te_layers_batch_invariant.py",)
 RESTARTS = 12
 AT_ONCE = 25
 """Tests that one process runs, where there are several ranks."""
+NO_TESTS = 5
+"""Exit status of pytest for a file whose tests all need something else, such as one rank."""
 AGAIN_AT_ONCE = 4
 """Tests that one process runs when it repeats tests that hung."""
 
@@ -74,8 +76,11 @@ def files_of(names: Sequence[str], unit_tests: Path) -> list[str]:
 def checkout_without_core(source: Path, target: Path) -> Path:
     """Copy a checkout without ``megatron/core``, which the installed package replaces."""
     core = source / "megatron" / "core"
-    if not target.exists():
-        shutil.copytree(source, target, ignore=lambda at, _: ["core"] if Path(at) == core.parent else [".git"])
+    if not target.exists():  # an interrupted run has made it
+        partial = target.with_name(f"{target.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(source, partial, ignore=lambda at, _: ["core"] if Path(at) == core.parent else [".git"])
+        partial.rename(target)
     return target
 
 
@@ -86,7 +91,7 @@ def run_group(name: str, root: Path, out: Path, arguments: argparse.Namespace) -
     if arguments.ranks == 1:
         _run_tests(name, root, files, arguments, None)
         return files
-    repeated = files[0].exists() and '{"again"' in files[0].read_text(encoding="utf-8", errors="replace")
+    repeated = any('{"again"' in file.read_text("utf-8", "replace") for file in files if file.exists())
     _run_tests(name, root, files, arguments, AGAIN_AT_ONCE if repeated else AT_ONCE)
     if not repeated and (again := interrupted(files)):
         for file in files:
@@ -166,7 +171,8 @@ def main() -> None:
     for number, name in enumerate(names, 1):
         files += (own := run_group(name, root, out, arguments))
         tests_of_group = outcomes(own)
-        empty += [] if tests_of_group else [name]
+        collected = any(record.get("finished") != NO_TESTS for file in own for record in read(file)[-1:])
+        empty += [] if tests_of_group or not collected else [name]
         classes = summary(tests_of_group)["classes"]
         sys.stdout.write(f"{number}/{len(names)} {name[:60]}: {classes} {monotonic() - begin:.0f} s\n")
         sys.stdout.flush()

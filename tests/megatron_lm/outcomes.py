@@ -39,6 +39,7 @@ _PATTERNS = {
     ),
     "runner": (
         "can't allocate memory", "MemoryError", "DistNetwork", "Connection closed", "Broken pipe",
+        "could not create a primitive", "Connection reset by peer",  # oneDNN without memory; a rank that was ended
         "Resource temporarily", "errors during test teardown", "microbatches calculator is already",
         "already initialized",
     ),

@@ -93,8 +93,11 @@ def _absolute(path: str, directory: Path) -> str:
 
 
 def _program(name: str, directory: Path) -> str:
-    """A program's file with an absolute path; a name without a directory is looked up in PATH later."""
-    return _absolute(name, directory) if "/" in name else name
+    """A program's file with an absolute path; a name without a directory is looked up in PATH later.
+
+    Symbolic links stay: an interpreter's path decides about its environment.
+    """
+    return os.path.abspath(directory / name) if "/" in name else name  # noqa: PTH100 - no links
 
 
 def _reference(reference: str, directory: Path) -> str:

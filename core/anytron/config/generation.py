@@ -13,7 +13,7 @@ RUN_COMMAND = "anytron.task.environments.command:run_command"
 
 
 class EndpointSection(Section):
-    """An OpenAI-compatible server over the rollout engines, while a run goes on; docs/how-to/train-an-agent.md."""
+    """An OpenAI-compatible server over the rollout engines, while a run goes on; docs/how-to/serve-a-model.md."""
 
     host: str = "127.0.0.1"
     """Address to listen at."""
@@ -90,28 +90,29 @@ class RolloutSection(Section):
 class EnvironmentSection(Section):
     """The environment that replies to the model (a tool, a game, a user); docs/how-to/use-tools-and-environments.md."""
 
-    path: str | None = None
+    path: str | None = Field(None, min_length=1)
     """The environment's class: ``module:Class`` or ``file.py:Class``."""
-    agent: str | None = None
+    agent: str | None = Field(None, min_length=1)
     """In place of ``path``: the function of an agent, a program that reaches the model by OpenAI's API;
     docs/how-to/train-an-agent.md."""
     command: list[str] = Field(default_factory=list)
-    """In place of ``path``: the program and the arguments of an agent."""
+    """In place of ``path``: the program of an agent, and its arguments. The program is looked up in ``PATH``, or
+    beside the YAML file if it has a directory; arguments stay as they are."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the class or of the agent's function."""
     max_turns: int = Field(8, ge=1)
     """Turns of the model in a response; each may have ``rollout.max_new_tokens`` tokens."""
     max_observation_tokens: int = Field(1024, ge=1)
-    """Longest observation, in tokens. A longer observation ends the response, and so does one that is too long for the
-    model's context: the model never gets a part of it."""
+    """Longest observation, in tokens; not for agents. A longer observation ends the response, and so does one that is
+    too long for the model's context: the model never gets a part of it."""
     processes: int = Field(1, ge=1)
-    """Processes that call environments; each makes one call at a time, and holds many environments. So many agents run
-    at the same time."""
+    """Processes that call environments; each makes one call at a time, and holds many environments, or runs one agent
+    after another."""
     timeout_s: float = Field(120.0, gt=0.0)
     """Seconds that one call may take; the call of an agent is its whole work. If a call takes longer, its sample is not
     trained on."""
     attempts: int = Field(1, ge=1)
-    """Times that an agent is started for a response until it does not fail."""
+    """How often an agent that fails is started for one response, the first time included."""
     memory_gib: float | None = Field(None, gt=0.0)
     """Memory that a process may allocate, in GiB; null = no limit."""
 
@@ -123,6 +124,8 @@ class EnvironmentSection(Section):
             raise ValueError(f"an environment has exactly one of path, agent and command, and {said}")
         if self.command and self.options:
             raise ValueError("options are keyword arguments of a function, and command has none: use its arguments")
+        if self.is_agent and self.max_observation_tokens != type(self).model_fields["max_observation_tokens"].default:
+            raise ValueError("max_observation_tokens does not limit the messages of an agent: remove it")
         if self.attempts > 1 and not self.is_agent:
             raise ValueError("attempts applies to agents only: remove it, or name an agent")
         return self

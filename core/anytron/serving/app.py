@@ -92,7 +92,7 @@ class Routes:
 
         async def handle(request: Request) -> Response:
             try:
-                with self._place() if place else contextlib.nullcontext():
+                with self._place(request.state.session) if place else contextlib.nullcontext():
                     return await handler(request, request.state.session)
             except Refusal as refusal:
                 self._count(refusal.code, request.state.session)
@@ -192,7 +192,7 @@ class Routes:
     async def _streamed(self, asked: Asked, session: Session | None, form: _Form, *, tools: bool) -> AsyncIterator[str]:
         """Yield the events of a stream. A refusal after the beginning is an event, too."""
         try:
-            with self._place():
+            with self._place(session):
                 async for text, part, whole in self._service.stream(asked, tools=tools):
                     yield form.chunk(asked, text, part, whole)
                     if whole is not None and form.body.usage:
@@ -222,8 +222,11 @@ class Routes:
         return answer
 
     @contextlib.contextmanager
-    def _place(self) -> Iterator[None]:
-        """Take one of the places for requests that are answered at the same time."""
+    def _place(self, session: Session | None) -> Iterator[None]:
+        """Take one of the places for requests that are answered at the same time; agents of a run need none."""
+        if session is not None and session.terms is not None:
+            yield
+            return
         if self._busy >= self._limits.requests:
             most = f"{self._limits.requests} requests are being answered"
             raise Refusal(503, "busy", f"The server is busy: {most}; ask again later.")

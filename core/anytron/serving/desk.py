@@ -48,7 +48,7 @@ class _Ticket:
 
     def tell(self, response: Response | Refusal) -> None:
         """Give the answer to the event loop, from another thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: its server has ended, and nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed: its server has ended, and no client waits
             self.loop.call_soon_threadsafe(self._set, response)
 
     def _set(self, response: Response | Refusal) -> None:

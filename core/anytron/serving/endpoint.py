@@ -54,6 +54,7 @@ class Endpoint:
         self.model, self.desk, self.url, self.is_loopback = model, Desk(), url_of(bound), is_loopback(bound)
         self._keys, self._reported = Keyring(key, limits), Counter[str]()
         with contextlib.ExitStack() as ends:
+            ends.callback(bound.close)
             self._renderer = Renderer(model.tokenizer, model.vocab_size, chat_template_kwargs)
             ends.callback(self._renderer.close)
             routes = Routes(Service(model, self._renderer, self.desk, limits), self._keys)

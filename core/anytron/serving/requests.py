@@ -242,6 +242,24 @@ def check_terms(body: Common | TokenSampling, asked: SamplingParams, run: Sampli
     if others:
         why = "a run trains on this answer and chooses how it is sampled"
         raise Refusal(400, "other_sampling", f"{', '.join(others)}: {why}; remove it from the request.", others[0])
-    shortest = max(asked.min_new_tokens, run.min_new_tokens)
+    return check_engine(replace(asked, min_new_tokens=max(asked.min_new_tokens, run.min_new_tokens)), run)
+
+
+def check_engine(asked: SamplingParams, run: SamplingParams) -> SamplingParams:
+    """Check that the engine of a run can answer a request beside the run's own.
+
+    Args:
+        asked: Sampling parameters of the request.
+        run: The run's sampling parameters.
+
+    Returns:
+        The sampling parameters, with the run's longest response as the limit.
+
+    Raises:
+        Refusal: The request has another temperature.
+    """
+    if asked.temperature != run.temperature:
+        why = f"this model is being trained at temperature {run.temperature:g}, and its engine has one at a time"
+        raise Refusal(400, "other_sampling", f"temperature: {why}; remove it from the request.", "temperature")
     longest = min(asked.max_new_tokens, run.max_new_tokens)
-    return replace(asked, max_new_tokens=longest, min_new_tokens=min(shortest, longest))
+    return replace(asked, max_new_tokens=longest, min_new_tokens=min(asked.min_new_tokens, longest))

@@ -35,7 +35,7 @@ Found = TypeVar("Found")
 
 
 def bind(host: str, port: int, named: tuple[str, str] = ("--host ", "--port ")) -> socket.socket:
-    """Take the server's address: nobody else can, and connections wait until the server is started.
+    """Take the server's address: no other program can, and connections wait until the server is started.
 
     Args:
         host: Name or address of an interface of this machine.
@@ -132,6 +132,8 @@ class Server:
         found: futures.Future[Found] = futures.Future()
 
         def run() -> None:
+            if not found.set_running_or_notify_cancel():
+                return
             try:
                 found.set_result(function())
             except BaseException as error:  # noqa: BLE001 - the caller raises it
@@ -140,9 +142,12 @@ class Server:
         try:
             self._loop.result(ANSWER_S).call_soon_threadsafe(run)
             return found.result(ANSWER_S)
-        except (RuntimeError, futures.TimeoutError):
+        except (RuntimeError, futures.TimeoutError) as error:
+            found.cancel()
             self.check()
-            raise
+            why = f"its thread did not come to a call within {ANSWER_S:g} s"
+            fix = "lower the number of clients, or report this as a bug of Anytron"
+            raise WorkerError("The server does not answer.", where=self._url, why=why, fix=fix) from error
 
     def stop(self) -> None:
         """Accept no more connections, let answers be sent, and end the thread."""

@@ -18,6 +18,7 @@ from anytron.serving.requests import (
     ChatBody,
     CompletionBody,
     TokensBody,
+    check_engine,
     check_terms,
     sampling_of,
     template_arguments,
@@ -49,6 +50,8 @@ class ServedModel:
         vocab_size: Token ids are below this.
         context: Most tokens of prompt and answer together; None = not known.
         sampling: Sampling parameters of fields that a request does not set.
+        is_trained: Whether a run trains the model meanwhile: its engines are set up for the run's temperature and
+            longest response, so that no request may have another temperature or a longer answer.
     """
 
     name: str
@@ -56,6 +59,7 @@ class ServedModel:
     vocab_size: int
     context: int | None
     sampling: SamplingParams
+    is_trained: bool = False
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens."""
@@ -212,7 +216,8 @@ class Service:
         while left:
             size = min(SLICE, left)
             seed = derive_seed(asked.seed, "slice", len(parts)) if parts else asked.seed
-            sampling = replace(asked.sampling, max_new_tokens=size)
+            shortest = min(size, max(0, asked.sampling.min_new_tokens - asked.sampling.max_new_tokens + left))
+            sampling = replace(asked.sampling, max_new_tokens=size, min_new_tokens=shortest)
             part = await self._desk.answer(tokens, sampling, seed)
             check_finite(part)
             parts.append(part)
@@ -258,7 +263,8 @@ class Service:
         context = self.model.context
         longest = (1 << 31) if context is None else context - len(tokens)
         if session is None or session.terms is None:
-            return sampling_of(body, self.model.sampling, longest)
+            found = sampling_of(body, self.model.sampling, longest)
+            return check_engine(found, self.model.sampling) if self.model.is_trained else found
         return check_terms(body, sampling_of(body, session.terms.sampling, longest), session.terms.sampling)
 
     def _check(self, body: Common) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from anytron.base.seeds import derive_seed
@@ -35,10 +36,10 @@ if TYPE_CHECKING:
     from anytron.workers.engines.rollout_engine import StopReason
     from anytron.workers.executor.protocol import Pending
 
-WAIT_S = 1.0
-"""Seconds to wait for the rollout engines; the pool looks for requests of agents meanwhile."""
 GLANCE_S = 0.01
-"""Seconds to wait for results of agents while the engines have nothing to do."""
+"""Seconds to wait for the engines, or for results of agents, before looking at the others again."""
+ABSENT_S = 0.5
+"""Seconds without the driver that agents get in addition to their time."""
 LIMITS = ("too_many_turns", "context_length_exceeded")
 """Codes of refusals that end a response as limits do, and not as failures do."""
 
@@ -90,6 +91,7 @@ class Agents:
         self._running: dict[int, Episode] = {}  # by the numbers of their calls
         self._succeeded = False
         self._failure: Exception | None = None
+        self._seen = monotonic()
 
     def begin(self, prompts: Sequence[TokenizedPrompt], samples_per_prompt: int, seed: int) -> list[list[Episode]]:
         """Queue an agent for each response to each prompt."""
@@ -146,10 +148,13 @@ class Agents:
         while self._waiting and len(self._running) < self._section.processes:
             self._start(self._waiting.popleft())
         busy = self._endpoint.desk.busy
-        self._pool.poll(WAIT_S if busy or others else 0.0, *others)
+        self._pool.poll(GLANCE_S if busy or others else 0.0, *others)
+        if (absent := monotonic() - self._seen) > ABSENT_S:  # scoring rewards, for example: no request was answered
+            self._environments.postpone(absent)
         for number, answer in self._environments.poll(0.0 if busy else GLANCE_S):
             assert isinstance(answer, (AgentResult, Failure)), "only agents are run"
             self._take(self._running.pop(number), answer)
+        self._seen = monotonic()
 
     def _start(self, episode: Episode) -> None:
         """Begin a session, and start an agent with its key."""
@@ -167,7 +172,9 @@ class Agents:
         assert session is not None, "the agent was started"
         self._endpoint.end(session)
         limited = isinstance(answer, Failure) and not answer.ends and any(session.counts[code] for code in LIMITS)
-        outcome = _outcome(session, AgentResult(0.0) if limited else answer)
+        if limited and session.turns:
+            answer = AgentResult(0.0 if session.reward is None else session.reward.reward)
+        outcome = _outcome(session, answer)
         if isinstance(outcome, Failure):
             if episode.attempts < self._section.attempts:
                 self._waiting.append(episode)
@@ -203,6 +210,12 @@ class Agents:
 
 def _outcome(session: Session, answer: AgentResult | Failure) -> Reward | Failure:
     """Return the reward of a session that has ended, or why it cannot be trained on."""
+    if not session.turns and session.counts["context_length_exceeded"]:
+        return Failure(
+            "An agent's first request is too long for the model.",
+            "its messages leave no room for an answer in the model's context",
+            "shorten the messages and the descriptions of tools, or choose a model with a longer context",
+        )
     if isinstance(answer, Failure):
         return answer
     if not session.turns:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from anytron.base.errors import ConfigError
 from anytron.config.generation import EndpointSection
+from anytron.run.preflight.capabilities import generates_in_training
 from anytron.serving.installation import check_installed
 from anytron.serving.keys import KEY_VARIABLE, new_key, read_key, variable_key
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterator
 
     from anytron.config.schema import RunConfig
@@ -28,16 +30,27 @@ def endpoint_key(config: RunConfig) -> str | None:
     Without the section ``rollout.endpoint`` only agents of the run use the endpoint, and the key is new and secret.
 
     Raises:
-        ConfigError: The section is there, and there is no key or it cannot be used; or packages are missing.
+        ConfigError: The section is there, and there is no key or it cannot be used; packages are missing; the address
+            cannot be used; or the training ranks generate.
     """
     section, environment = config.rollout.endpoint, config.environment
+    agent = environment is not None and environment.is_agent
+    if section is None and not agent:
+        return None
+    where = "rollout.endpoint" if environment is None or not agent else environment.called[0]
+    if generates_in_training(config):
+        raise ConfigError(
+            "An endpoint needs rollout processes.",
+            where=where,
+            why=f"rollout.engine={config.rollout.engine} generates on the training ranks, which also train",
+            fix="set rollout.engine=transformers, or remove the endpoint or the agent",
+        )
+    check_installed(where)
+    given = variable_key()  # also if a file has the key: processes of the run do not inherit it
     if section is None:
-        if environment is None or not environment.is_agent:
-            return None
-        check_installed(environment.called[0])
         return new_key()
-    check_installed("rollout.endpoint")
-    key = variable_key() if section.key_file is None else read_key(Path(section.key_file))
+    _bound(section).close()  # an address that cannot be used is found before prompts are read
+    key = given if section.key_file is None else read_key(Path(section.key_file))
     if key is None:
         raise ConfigError(
             "The endpoint has no key.",
@@ -68,13 +81,11 @@ def open_endpoint(
         return
     from anytron.serving.endpoint import Endpoint
     from anytron.serving.limits import Limits
-    from anytron.serving.server import bind
     from anytron.serving.service import ServedModel
 
-    section = config.rollout.endpoint or EndpointSection()
-    bound = bind(section.host, section.port, ("rollout.endpoint.host=", "rollout.endpoint.port="))
+    bound = _bound(config.rollout.endpoint or EndpointSection())
     context = longest_context(config, prepared.context_length)
-    model = ServedModel(MODEL, prepared.tokenizer, prepared.vocab_size, context, prepared.sampling)
+    model = ServedModel(MODEL, prepared.tokenizer, prepared.vocab_size, context, prepared.sampling, is_trained=True)
     agents = 0 if config.environment is None else config.environment.processes
     limits = Limits(connections=512 + 4 * agents, requests=256 + 4 * agents)
     with Endpoint(model, prepared.chat_template_kwargs, key, bound, limits) as endpoint:
@@ -84,6 +95,12 @@ def open_endpoint(
             if not endpoint.is_loopback:
                 tell("warning: other machines can reach this address; keys, prompts and answers are sent unencrypted")
         yield endpoint
+
+
+def _bound(section: EndpointSection) -> socket.socket:
+    from anytron.serving.server import bind
+
+    return bind(section.host, section.port, ("rollout.endpoint.host=", "rollout.endpoint.port="))
 
 
 def longest_context(config: RunConfig, model: int | None) -> int | None:

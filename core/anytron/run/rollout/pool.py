@@ -15,7 +15,7 @@ import itertools
 import math
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from typing_extensions import TypeVarTuple
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from anytron.base.errors import AnytronError
     from anytron.config.generation import RolloutSection
+    from anytron.run.rollout.guests import Guests
     from anytron.run.rollout.replica import GiveWeights
     from anytron.workers.engines.rollout_engine import PromptInputs, Response, RoutingShape, SamplingParams
     from anytron.workers.executor.protocol import Executor, Pending, WorkerGroup
@@ -51,13 +52,6 @@ POLL_S = 1.0
 """Seconds that a poll may take if no response is finished; new requests wait until the poll ends."""
 VISIT_S = 0.02
 """Seconds after which the pool looks for requests of guests again, while it waits for something else."""
-
-
-class Guests(Protocol):
-    """Askers in another thread, such as the clients of an endpoint."""
-
-    def visit(self, pool: RolloutPool) -> None:
-        """Ask the pool what the guests have asked since the last visit, and give up what they have given up."""
 
 
 @dataclass(frozen=True)
@@ -362,7 +356,13 @@ class RolloutPool:
         held = [len(each.held) for each in self._replicas if each.version is not None or self._give is not None]
         part = -(-(len(self._queue) + sum(held)) // len(held))
         count = max(0, min(part, self._settings.max_batch_size) - len(replica.held))
-        share, self._queue = self._queue[:count], self._queue[count:]
+        waiting = self._queue
+        if self.guests is not None and waiting:  # theirs and a validation's may differ, and an engine has one at a time
+            (first, _) = next(iter(replica.held.values()), (waiting[0], 0))
+            waiting = [one for one in waiting if one.sampling.temperature == first.sampling.temperature]
+        share = waiting[:count]
+        taken = {request.id for request in share}
+        self._queue = [request for request in self._queue if request.id not in taken]
         return share
 
     def _take(self, replica: Replica, answers: Sequence[Sequence[tuple[int, Response]]]) -> None:

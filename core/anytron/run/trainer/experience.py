@@ -247,10 +247,14 @@ def make_samples(
     """
     pairs = [(prompt, response) for prompt, group in zip(prompts, responses, strict=True) for response in group]
     texts = decode_responses(tokenizer, [response.tokens for _, response in pairs])
+
+    def text_of(prompt: TokenizedPrompt, response: Response) -> str:
+        return prompt.text if response.prompt is None else str(tokenizer.decode(list(response.prompt)))
+
     return [
         Sample(
             prompt_id=prompt.id,
-            prompt_text=prompt.text if response.prompt is None else tokenizer.decode(list(response.prompt)),
+            prompt_text=text_of(prompt, response),
             response_text=text,
             prompt_tokens=prompt.tokens if response.prompt is None else response.prompt,
             response_tokens=response.tokens,
@@ -262,17 +266,17 @@ def make_samples(
             response_mask=response.response_mask,
             environment=response.environment,
             routing=response.routing,
-            opened=_opened(prompt, response, tokenizer),
+            opened=_opened(text_of(prompt, response), response, tokenizer),
         )
         for (prompt, response), text in zip(pairs, texts, strict=True)
     ]
 
 
-def _opened(prompt: TokenizedPrompt, response: Response, tokenizer: Any) -> str:
+def _opened(prompt: str, response: Response, tokenizer: Any) -> str:
     """The opening tag, such as ``<think>``, right before the model's last turn; empty if there is none."""
     mask = response.response_mask
     if mask is None or all(mask):
-        return opened(prompt.text)
+        return opened(prompt)
     end = len(mask) - next((place for place, own in enumerate(reversed(mask)) if not own), 0)
     return opened(tokenizer.decode(list(response.tokens[max(0, end - TAIL) : end])))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import tempfile
 from dataclasses import fields
@@ -19,24 +21,24 @@ if TYPE_CHECKING:
 
 TASK_FILE = "ANYTRON_TASK_FILE"
 """Environment variable of the program: file with its task, as JSON."""
-MODEL = "ANYTRON_MODEL"
+MODEL_NAME = "ANYTRON_MODEL"
 """Environment variable of the program: name of the model in requests."""
-SECRET = ("base_url", "api_key", "model")
-"""Fields of the task that the program gets as environment variables instead."""
+AS_VARIABLES = ("base_url", "api_key", "model")
+"""Fields of the task that the program gets as environment variables, and not in the file."""
 
 
 def run_command(task: AgentTask, command: Sequence[str]) -> None:
     """Run a program to its end. It sends its reward by ``POST /v1/reward``.
 
-    Its output goes into the log of this process. The process leads a session with everything that the program starts:
-    after a time-out all of it is killed.
+    Its output goes into the log of this process. Processes that it leaves behind are killed, as it is itself after a
+    time-out.
 
     Raises:
         ResourceError: The machine has run out of memory, processes or files.
         RuntimeError: The program could not be started, or ended with another status than 0.
     """
-    own = {"OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key, MODEL: task.model}
-    told = {one.name: getattr(task, one.name) for one in fields(task) if one.name not in SECRET}
+    own = {"OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key, MODEL_NAME: task.model}
+    told = {one.name: getattr(task, one.name) for one in fields(task) if one.name not in AS_VARIABLES}
     with tempfile.TemporaryDirectory(prefix="anytron-agent-") as directory:
         file = Path(directory) / "task.json"
         file.write_text(json.dumps({**told, "data": dict(task.data)}, default=str), encoding="utf-8")
@@ -46,6 +48,18 @@ def run_command(task: AgentTask, command: Sequence[str]) -> None:
             )
         except OSError as error:
             raise exhausted(error) or RuntimeError(f"{command[0]} could not be started: {error}") from error
+        finally:
+            _end_others_of_group()
     if done.returncode:
         how = f"by signal {-done.returncode}" if done.returncode < 0 else f"with status {done.returncode}"
         raise RuntimeError(f"{command[0]} ended {how}; its output is in the log of this process")
+
+
+def _end_others_of_group() -> None:
+    """Kill the processes of this process's group but itself."""
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            group = int(file.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[2])
+            process = int(file.parent.name)
+            if group == os.getpgrp() and process != os.getpid():
+                os.kill(process, signal.SIGKILL)

@@ -173,6 +173,11 @@ class EnvironmentPool:
                 break
         return found
 
+    def postpone(self, seconds: float) -> None:
+        """Give the current call of each process more time."""
+        for host in self._hosts:
+            host.process.postpone(seconds)
+
     def close(self) -> None:
         """End the processes."""
         for host in self._hosts:
@@ -235,16 +240,17 @@ class EnvironmentPool:
     def _failure(self, reply: Reply | Gone, call: Call, expected: Reply | None) -> Failure | None:
         """Return why a conversation cannot go on; None if it can."""
         if isinstance(reply, Gone):
+            name = "An agent" if call.method == "run" else "An environment"
             if reply.late:
-                what, fix = "An environment took too long.", "if it is only slow, raise environment.timeout_s"
+                what, fix = f"{name} took too long.", "if it is only slow, raise environment.timeout_s"
                 why = f"more than {self._settings.timeout_s:g} s for {call.method}(); {reply.why}"
                 return Failure(what, why, fix, ends=True)
             if reply.nonsense:
-                fix = "let the environment's code write only to files and sockets that it has opened"
-                return Failure("An environment process sent an invalid answer.", reply.why, fix, ends=True)
+                fix = "let its code write only to files and sockets that it has opened"
+                return Failure(f"{name}'s process sent an invalid answer.", reply.why, fix, ends=True)
             fix = "the kernel usually sends SIGKILL when memory runs out: set environment.memory_gib"
             other = "run programs in a separate process, so that they cannot end this one"
-            return Failure("An environment process died.", reply.why, fix if reply.killed else other, ends=True)
+            return Failure(f"{name}'s process died.", reply.why, fix if reply.killed else other, ends=True)
         if reply.failure is not None:
             return reply.failure
         if expected is not None and (now := _said(reply)) != (before := _said(expected)):

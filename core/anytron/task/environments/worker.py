@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import os
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
 
 from anytron.task.environments.protocol import (
     AGENT,
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from anytron.base.functions import Called
-    from anytron.task.environments.protocol import Environment
+    from anytron.task.environments.protocol import AgentTask, Environment
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,8 @@ def answer_agent(call: Call, agent: Callable[..., Any], options: Mapping[str, An
     if call.method == "close":
         return {"observation": None}
 
-    def run(task: object) -> Any:
+    def run(task: AgentTask) -> Any:
+        _reach_directly(urlsplit(task.base_url).hostname or "")
         found = agent(task, **options)
         return asyncio.run(found) if inspect.iscoroutine(found) else found
 
@@ -168,6 +171,14 @@ def answer_agent(call: Call, agent: Callable[..., Any], options: Mapping[str, An
             raise _Failed(Failure(*AGENT.unusable(agent, f"an invalid result: {error}"))) from error
     except _Failed as failed:
         return {"failure": asdict(failed.failure)}
+
+
+def _reach_directly(host: str) -> None:
+    """Let clients of HTTP reach a host without the proxy that the environment names, if it names one."""
+    for name in ("no_proxy", "NO_PROXY"):
+        hosts = os.environ.get(name, "").split(",")
+        if host not in hosts:
+            os.environ[name] = ",".join([*filter(None, hosts), host])
 
 
 def _plain(found: object, method: object) -> dict[str, Any]:

@@ -157,6 +157,7 @@ class IsolatedProcess:
         }
         self._write(json.dumps(start).encode())
         self.deadline = self._end = monotonic() + self.settings.start_timeout_s
+        self._more = 0.0
 
     def send(self, calls: Sequence[object], steps: int = 0) -> None:
         """Make calls, one after another, as soon as the process is ready.
@@ -234,6 +235,10 @@ class IsolatedProcess:
         """Whether the process must be replaced, because it has ended or has written without a call."""
         return self._process.poll() is not None or (not self._tokens and self.connection.poll())
 
+    def postpone(self, seconds: float) -> None:
+        """Give the current call more time."""
+        self.deadline, self._end, self._more = self.deadline + seconds, self._end + seconds, self._more + seconds
+
     def end(self) -> None:
         """Kill the process and all processes that it started."""
         with suppress(ProcessLookupError):
@@ -264,12 +269,12 @@ class IsolatedProcess:
 
     def _begin_time(self) -> None:
         now, seconds = monotonic(), self.settings.timeout_s
-        self.deadline, self._end = now + seconds, now + seconds * (1 + self._steps)
+        self.deadline, self._end, self._more = now + seconds, now + seconds * (1 + self._steps), 0.0
 
     def _late(self) -> bool:
         """Whether the time is over. It begins anew with each position that the worker reports."""
         if self._ready and monotonic() >= self.deadline:
-            self.deadline = min(self.progress.since + self.settings.timeout_s, self._end)
+            self.deadline = min(self.progress.since + self.settings.timeout_s + self._more, self._end)
         return monotonic() >= self.deadline
 
     def _write(self, *frames: bytes) -> None:
