@@ -13,7 +13,8 @@ algorithm: {advantage: gae, distillation_coefficient: 0.5}
 critic: {path: models/critic}
 teacher: {path: ../teachers/large}
 reward_model: {path: judges/model}
-rollout: {python: venv/bin/python}
+rollout: {python: venv/bin/python, endpoint: {key_file: keys/mine}}
+environment: {command: [venv/bin/python, solve.py]}
 rewards:
   - function: judges/strict.py:score
   - function: some.package:score
@@ -40,6 +41,8 @@ def test_paths_are_relative_to_the_file_and_everything_else_stays(tmp_path, monk
     assert config.teacher.path == f"{here}/teachers/large"
     assert config.reward_model.path == f"{here}/configs/judges/model"
     assert config.rollout.python == f"{here}/configs/venv/bin/python", "the link says which environment it is"
+    assert config.environment.command == [f"{here}/configs/venv/bin/python", "solve.py"]
+    assert config.rollout.endpoint.key_file == f"{here}/configs/keys/mine"
     assert config.data.options == {
         "path": f"{here}/data/p.jsonl",
         "image_folder": f"{here}/configs/pictures",

@@ -11,7 +11,8 @@ import pytest
 
 from anytron.serving.answers import completion_log_probs
 from anytron.serving.refusal import Refusal
-from anytron.serving.requests import ChatBody, sampling_of
+from anytron.serving.requests import ChatBody, check_engine, sampling_of
+from anytron.serving.sessions import Terms
 from anytron.workers.engines.rollout_engine import Response
 from tests.core.serving.served import HELLO, KEY, text_of
 from tests.core.serving.toys import END, SAMPLING, TOOLS, check_law, tokenizer
@@ -258,3 +259,34 @@ def test_a_header_of_a_session_acts_on_generation_alone(fresh):
 def test_fields_that_change_no_answer_are_read(one):
     fields = {"user": "a", "safety_identifier": "b", "prompt_cache_key": "c", "store": False, "service_tier": "auto"}
     assert one.chat(**fields).status_code == 200
+
+
+def test_a_session_of_a_run_samples_as_the_run_does_in_slices_too(fresh):
+    terms = Terms(seed=5, max_turns=2, sampling=replace(SAMPLING, min_new_tokens=20, temperature=0.7))
+    session, key = fresh.endpoint.begin(terms)
+    fresh.pool.script = [20] * 40
+    streamed = fresh.chat(key, stream=True)
+    assert streamed.text.endswith("data: [DONE]\n\n")
+    assert [(one.max_new_tokens, one.min_new_tokens, one.temperature) for one in fresh.pool.sampled] == [
+        (16, 16, 0.7), (16, 4, 0.7), (16, 0, 0.7),
+    ]  # fmt: skip
+    for field in ({"temperature": 1.0}, {"top_p": 0.5}, {"top_k": 3}, {"seed": 1}):
+        assert fresh.chat(key, **field).json()["error"]["code"] == "other_sampling"
+    assert fresh.chat(key, temperature=0.7, max_tokens=30).status_code == 200
+    assert fresh.chat(key).json()["error"]["code"] == "too_many_turns"
+    assert len(session.turns) == 2
+
+
+def test_rewards_of_sessions(fresh):
+    name, key = fresh.session()
+    assert fresh.ask("/v1/reward", {"reward": 1}).status_code == 400
+    assert fresh.ask("/v1/reward", {"reward": "much"}, key).status_code == 400
+    assert fresh.ask("/v1/reward", {"reward": 0.5, "metrics": {"calls": 2}}, key).status_code == 200
+    assert fresh.ask(f"/v1/sessions/{name}", key=key).json()["reward"] == {"reward": 0.5, "metrics": {"calls": 2.0}}
+
+
+def test_a_model_in_training_has_one_temperature_and_one_longest_answer():
+    run = replace(SAMPLING, temperature=0.7, max_new_tokens=50)
+    assert check_engine(replace(run, max_new_tokens=90), run) == run
+    with pytest.raises(Refusal, match=r"temperature: .*at temperature 0\.7"):
+        check_engine(SAMPLING, run)

@@ -100,7 +100,7 @@ class RandomPool:
     def __init__(self, seed=0, template="plain", said=SAID):
         self.order, self.template, self.said = random.Random(seed), template, said
         self.version, self.number, self.waiting, self.cancelled = 0, 0, {}, []
-        self.log = []
+        self.log, self.sampled = [], []
         self.held = False  # whether answers are held back
         self.script = None  # token ids of one long answer, which is asked for in slices
         self.begun = None  # number of tokens before it
@@ -127,6 +127,7 @@ class RandomPool:
             del self.waiting[number]
 
     def answer(self, tokens, sampling, seed):
+        self.sampled.append(sampling)
         ids = split_at_random(self.order, self.order.choice(self.said), self.template)
         ends = self.order.random() < 0.9
         ids = [*ids, END] if ends else ids or [7]

@@ -247,10 +247,10 @@ class EnvironmentPool:
                 return Failure(what, why, fix, ends=True)
             if reply.nonsense:
                 fix = "let its code write only to files and sockets that it has opened"
-                return Failure(f"{name}'s process sent an invalid answer.", reply.why, fix, ends=True)
+                return Failure(f"{name} process sent an invalid answer.", reply.why, fix, ends=True)
             fix = "the kernel usually sends SIGKILL when memory runs out: set environment.memory_gib"
             other = "run programs in a separate process, so that they cannot end this one"
-            return Failure(f"{name}'s process died.", reply.why, fix if reply.killed else other, ends=True)
+            return Failure(f"{name} process died.", reply.why, fix if reply.killed else other, ends=True)
         if reply.failure is not None:
             return reply.failure
         if expected is not None and (now := _said(reply)) != (before := _said(expected)):

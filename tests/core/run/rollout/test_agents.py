@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import time
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -32,8 +34,9 @@ from tests.core.run.rollout.replicas import Executor, pool_of, weights
 AGENTS = toy_agents.__file__
 
 
-def config_of(environment, **rollout):
-    return SimpleNamespace(environment=environment, rollout=SimpleNamespace(endpoint=None, options={}, **rollout))
+def config_of(environment):
+    rollout = SimpleNamespace(engine="transformers", endpoint=None, options={})
+    return SimpleNamespace(engine=SimpleNamespace(name="megatron"), environment=environment, rollout=rollout)
 
 
 @pytest.fixture
@@ -177,6 +180,40 @@ def test_rewards_come_by_http_from_functions_and_programs(answer):
                 assert "ended with status 5" in response.environment.failure.why
             else:
                 assert response.environment.reward == len(product(question))
+
+
+def test_a_first_request_that_is_too_long_says_so(answer):
+    with pytest.raises(DataError, match="first request is too long"):
+        answer(context_length=5)
+
+
+def test_agents_get_the_time_in_which_the_driver_is_elsewhere(answer):
+    def score_rewards(turns, pool, executor):
+        begun = asked(executor)
+        turns.attend(Training(lambda: asked(executor) > begun))  # agents are running
+        time.sleep(4)
+
+    found, _ = answer(disturb=score_rewards, timeout_s=3.5)
+    assert [response.environment.failure for response in chain.from_iterable(found)] == [None] * 10
+
+
+def test_a_program_leaves_no_process_behind(answer, tmp_path):
+    script = tmp_path / "program.sh"
+    script.write_text(f"#!/bin/sh\nsleep 600 &\necho $! >> {tmp_path}/left\nexec {sys.executable} {AGENTS}\n")
+    script.chmod(0o755)
+    answer(command=[str(script)], count=1)
+    left = [int(line) for line in (tmp_path / "left").read_text().split()]
+    assert len(left) == 5
+    for process in left:
+        state = Path(f"/proc/{process}/stat")
+        assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_agents_reach_the_endpoint_past_a_proxy(answer, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://192.0.2.1:3128")
+    monkeypatch.setenv("http_proxy", "http://192.0.2.1:3128")
+    found, _ = answer(agent="through_the_environment", count=1)
+    assert {response.environment.reward for response in chain.from_iterable(found)} == {1.0}
 
 
 def test_agents_go_on_while_training_is_waited_for(answer):

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from tests.core.run.rollout.replicas import PROMPTS, SAMPLING, Executor, pool_of, weights
+from tests.core.run.rollout.replicas import PROMPTS, SAMPLING, Engine, Executor, pool_of, weights
 
 
 class Guest:
     """Asks one question at each visit."""
 
-    def __init__(self):
-        self.visits, self.answers = 0, {}
+    def __init__(self, sampling=SAMPLING):
+        self.visits, self.answers, self.sampling = 0, {}, sampling
 
     def visit(self, pool):
         self.visits += 1
-        pool.ask([(PROMPTS[self.visits % 10], SAMPLING, self.visits)], self.answers.__setitem__)
+        pool.ask([(PROMPTS[self.visits % 10], self.sampling, self.visits)], self.answers.__setitem__)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -35,3 +37,18 @@ def test_guests_are_answered_while_the_driver_waits_and_never_while_replicas_fin
     while len(guest.answers) == before:
         assert pool.poll(0.0) == []
     assert {version for response in list(guest.answers.values())[before:] for version in response.versions} <= {2}
+
+
+def test_an_engine_gets_requests_of_one_temperature_at_a_time():
+    class Particular(Engine):
+        def submit(self, requests):
+            super().submit(requests)
+            assert len({request.sampling.temperature for request in self.held}) == 1
+
+    executor = Executor(4, lambda number, order: Particular(order))
+    pool = pool_of(executor, 2)
+    pool.guests = guest = Guest(replace(SAMPLING, temperature=0.5))
+    pool.load_weights(weights(1))
+    pool.finish(pool.begin(PROMPTS, SAMPLING, 4, seed=1))
+    while len(guest.answers) < 5:
+        pool.poll(0.0)

@@ -121,6 +121,14 @@ def tells(task, file):
     return 1.0
 
 
+def through_the_environment(task):
+    """Ask as a client does that reads the environment's proxies."""
+    headers = {"Authorization": f"Bearer {task.api_key}"}
+    body = {"model": task.model, "messages": [{"role": "user", "content": task.prompt_text}]}
+    httpx.post(f"{task.base_url}/chat/completions", json=body, headers=headers, timeout=20).raise_for_status()
+    return 1.0
+
+
 def silent(task):
     return 1.0
 
