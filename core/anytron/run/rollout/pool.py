@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
     from anytron.base.errors import AnytronError
     from anytron.config.generation import RolloutSection
-    from anytron.run.rollout.guests import Guests
     from anytron.run.rollout.replica import GiveWeights
+    from anytron.serving.desk import Desk
     from anytron.workers.engines.rollout_engine import PromptInputs, Response, RoutingShape, SamplingParams
     from anytron.workers.executor.protocol import Executor, Pending, WorkerGroup
 
@@ -83,11 +83,11 @@ class RolloutPool:
 
     Attributes:
         routing: Shape of the model's routing, if every response must carry it; None = responses carry no routing.
-        guests: Askers whose requests are taken whenever the driver waits in a method of this pool, except while
-            :meth:`finish_in_flight` waits; None = there are none.
+        guests: The clients of an endpoint, whose requests are taken whenever the driver waits in a method of this pool,
+            except while replicas finish or sleep; None = there are none.
     """
 
-    guests: Guests | None = None
+    guests: Desk | None = None
 
     def __init__(
         self,
