@@ -21,8 +21,8 @@ MEASURED_KITS = [name for name in KITS if results.path(name).exists()]
 MEASURED_GROUPS = [name for name in GROUPS if results.path(name).exists()]
 AGAIN = "it is of other code: run python -m tests.docs.measure"
 NEW = ["device.own-operators", "model.parameters-keep-marks"]
-AWAITED = {"conformance-ascend": NEW, "conformance-cuda": NEW, "conformance-mindspeed": NEW[1:]}
-"""Rules that are newer than a measurement: another one needs a GPU, the simulated NPU, or a checkout of MindSpeed."""
+AWAITED = {"conformance-cuda": NEW, "conformance-mindspeed": NEW[1:]}
+"""Rules that are newer than a measurement: another one needs a GPU, or a checkout of MindSpeed."""
 
 
 def stale_rules(report, levels=LEVELS):
