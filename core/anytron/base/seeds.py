@@ -18,3 +18,8 @@ def derive_seed(seed: int, purpose: str, index: int) -> int:
     """
     digest = hashlib.sha256(f"{seed}/{purpose}/{index}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
+
+
+def response_seed(seed: int, place: int) -> int:
+    """The seed of a response, from the step's seed and the place of the response in the step."""
+    return derive_seed(seed, "response", place)

@@ -187,13 +187,16 @@ def template_arguments(body: ChatBody) -> dict[str, Any]:
     return given
 
 
-def sampling_of(body: Common | TokenSampling, default: SamplingParams, longest: int) -> SamplingParams:
+def sampling_of(
+    body: Common | TokenSampling, default: SamplingParams, longest: int, most: int | None = None
+) -> SamplingParams:
     """Return the sampling parameters of a request.
 
     Args:
         body: The request; fields that are not set have the values of ``default``.
         default: Sampling parameters of the run or of the command.
         longest: Longest answer, in tokens, that fits into the model's context after the prompt.
+        most: Longest answer, in tokens, that a request gets, whatever it asks for; None = any that fits.
 
     Raises:
         Refusal: The answer would not fit into the model's context.
@@ -201,6 +204,8 @@ def sampling_of(body: Common | TokenSampling, default: SamplingParams, longest: 
     asked = body.max_tokens
     if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
         asked = body.max_completion_tokens
+    if asked is not None and most is not None:
+        asked = min(asked, most)
     if longest < 1 or (asked is not None and asked > longest):
         why = f"{max(longest, 0)} tokens of the model's context are left after the prompt"
         wanted = "an answer" if asked is None else f"the {asked} tokens that max_tokens asks for"
@@ -231,7 +236,7 @@ def check_terms(body: Common | TokenSampling, asked: SamplingParams, run: Sampli
         run: The run's sampling parameters.
 
     Returns:
-        The sampling parameters, with the run's longest answer as the limit.
+        The sampling parameters, with at least the run's shortest answer.
 
     Raises:
         Refusal: The answer would be sampled in another way.
@@ -242,18 +247,12 @@ def check_terms(body: Common | TokenSampling, asked: SamplingParams, run: Sampli
     if others:
         why = "a run trains on this answer and chooses how it is sampled"
         raise Refusal(400, "other_sampling", f"{', '.join(others)}: {why}; remove it from the request.", others[0])
-    return check_engine(replace(asked, min_new_tokens=max(asked.min_new_tokens, run.min_new_tokens)), run)
+    shortest = max(asked.min_new_tokens, run.min_new_tokens)
+    return replace(asked, min_new_tokens=min(shortest, asked.max_new_tokens))
 
 
-def check_engine(asked: SamplingParams, run: SamplingParams) -> SamplingParams:
+def check_engine(asked: SamplingParams, run: SamplingParams) -> None:
     """Check that the engine of a run can answer a request beside the run's own.
-
-    Args:
-        asked: Sampling parameters of the request.
-        run: The run's sampling parameters.
-
-    Returns:
-        The sampling parameters, with the run's longest response as the limit.
 
     Raises:
         Refusal: The request has another temperature.
@@ -261,5 +260,3 @@ def check_engine(asked: SamplingParams, run: SamplingParams) -> SamplingParams:
     if asked.temperature != run.temperature:
         why = f"this model is being trained at temperature {run.temperature:g}, and its engine has one at a time"
         raise Refusal(400, "other_sampling", f"temperature: {why}; remove it from the request.", "temperature")
-    longest = min(asked.max_new_tokens, run.max_new_tokens)
-    return replace(asked, max_new_tokens=longest, min_new_tokens=min(asked.min_new_tokens, longest))

@@ -141,8 +141,12 @@ class Server:
 
         try:
             self._loop.result(ANSWER_S).call_soon_threadsafe(run)
+        except (RuntimeError, futures.TimeoutError):  # the loop is closed, or has not begun
+            self.check()
+            raise
+        try:
             return found.result(ANSWER_S)
-        except (RuntimeError, futures.TimeoutError) as error:
+        except futures.TimeoutError as error:
             found.cancel()
             self.check()
             why = f"its thread did not come to a call within {ANSWER_S:g} s"

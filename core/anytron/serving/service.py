@@ -262,10 +262,14 @@ class Service:
     def _sampling(self, body: Any, tokens: tuple[int, ...], session: Session | None) -> SamplingParams:
         context = self.model.context
         longest = (1 << 31) if context is None else context - len(tokens)
-        if session is None or session.terms is None:
-            found = sampling_of(body, self.model.sampling, longest)
-            return check_engine(found, self.model.sampling) if self.model.is_trained else found
-        return check_terms(body, sampling_of(body, session.terms.sampling, longest), session.terms.sampling)
+        if session is not None and session.terms is not None:
+            run = session.terms.sampling
+            return check_terms(body, sampling_of(body, run, longest, run.max_new_tokens), run)
+        run, trained = self.model.sampling, self.model.is_trained
+        found = sampling_of(body, run, longest, run.max_new_tokens if trained else None)
+        if trained:
+            check_engine(found, run)
+        return found
 
     def _check(self, body: Common) -> None:
         self._check_model(body.model)

@@ -287,6 +287,10 @@ def test_rewards_of_sessions(fresh):
 
 def test_a_model_in_training_has_one_temperature_and_one_longest_answer():
     run = replace(SAMPLING, temperature=0.7, max_new_tokens=50)
-    assert check_engine(replace(run, max_new_tokens=90), run) == run
+    check_engine(replace(run, top_p=0.5), run)
     with pytest.raises(Refusal, match=r"temperature: .*at temperature 0\.7"):
         check_engine(SAMPLING, run)
+    body = ChatBody(model="toy", messages=[], max_tokens=4096)
+    assert sampling_of(body, run, 60, run.max_new_tokens).max_new_tokens == 50
+    with pytest.raises(Refusal, match="no room"):
+        sampling_of(body, run, 40, run.max_new_tokens)

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from anytron.base.seeds import derive_seed
+from anytron.base.seeds import derive_seed, response_seed
 from anytron.run.rollout.conversation import HOPELESS, check_hope
-from anytron.run.rollout.pool import response_seed
 from anytron.serving.sessions import Reward, Terms
 from anytron.task.environments.protocol import AgentResult, AgentTask, Outcome
 from anytron.task.isolation.failure import Failure

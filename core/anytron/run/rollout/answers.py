@@ -8,9 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import ConfigError, DataError, EngineError
+from anytron.base.seeds import response_seed
 from anytron.config.json_files import parse_json
 from anytron.run.rollout.directory_model import DirectoryModel
-from anytron.run.rollout.pool import Generation, response_seed
+from anytron.run.rollout.pool import Generation
 from anytron.task.data.decoding import decode_responses
 from anytron.task.data.prompts import Prompt, tokenize
 from anytron.task.data.reading import PromptReader

@@ -15,8 +15,8 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from anytron.base.seeds import response_seed
 from anytron.run.rollout.conversation import HOPELESS, Conversation, check_hope, observation_tokens
-from anytron.run.rollout.pool import response_seed
 from anytron.task.data.decoding import decode_responses
 from anytron.task.environments import AgentResult
 from anytron.task.isolation.failure import Failure

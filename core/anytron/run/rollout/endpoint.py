@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,11 +47,12 @@ def endpoint_key(config: RunConfig) -> str | None:
             fix="set rollout.engine=transformers, or remove the endpoint or the agent",
         )
     check_installed(where)
-    given = variable_key()  # also if a file has the key: processes of the run do not inherit it
+    if section is None or section.key_file is not None:
+        os.environ.pop(KEY_VARIABLE, None)  # processes of the run do not inherit it
     if section is None:
         return new_key()
     _bound(section).close()  # an address that cannot be used is found before prompts are read
-    key = given if section.key_file is None else read_key(Path(section.key_file))
+    key = variable_key() if section.key_file is None else read_key(Path(section.key_file))
     if key is None:
         raise ConfigError(
             "The endpoint has no key.",

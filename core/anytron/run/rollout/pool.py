@@ -21,7 +21,7 @@ from typing_extensions import TypeVarTuple
 
 from anytron.base.errors import ProcessLost, TransferError
 from anytron.base.metric import largest
-from anytron.base.seeds import derive_seed
+from anytron.base.seeds import response_seed
 from anytron.run.groups import rollout_group
 from anytron.run.rollout.replica import Replica, mistake_in
 from anytron.workers.engines.rollout_engine import (
@@ -356,13 +356,14 @@ class RolloutPool:
         held = [len(each.held) for each in self._replicas if each.version is not None or self._give is not None]
         part = -(-(len(self._queue) + sum(held)) // len(held))
         count = max(0, min(part, self._settings.max_batch_size) - len(replica.held))
-        waiting = self._queue
-        if self.guests is not None and waiting:  # theirs and a validation's may differ, and an engine has one at a time
-            (first, _) = next(iter(replica.held.values()), (waiting[0], 0))
-            waiting = [one for one in waiting if one.sampling.temperature == first.sampling.temperature]
-        share = waiting[:count]
-        taken = {request.id for request in share}
-        self._queue = [request for request in self._queue if request.id not in taken]
+        if (
+            self.guests is not None and self._queue
+        ):  # a validation's temperature may differ: an engine has one at a time
+            (first, _) = next(iter(replica.held.values()), (self._queue[0], 0))
+            wanted = first.sampling.temperature
+            same = itertools.takewhile(lambda one: one.sampling.temperature == wanted, self._queue)
+            count = min(count, sum(1 for _ in same))
+        share, self._queue = self._queue[:count], self._queue[count:]
         return share
 
     def _take(self, replica: Replica, answers: Sequence[Sequence[tuple[int, Response]]]) -> None:
@@ -393,8 +394,3 @@ class RolloutPool:
         self._cancelled -= replica.held.keys()
         self._queue = [*kept, *self._queue]
         self._replicas[replica.index] = self._start(replica.index)
-
-
-def response_seed(seed: int, place: int) -> int:
-    """The seed of a response, from the step's seed and the place of the response in the step."""
-    return derive_seed(seed, "response", place)

@@ -30,8 +30,8 @@ AS_VARIABLES = ("base_url", "api_key", "model")
 def run_command(task: AgentTask, command: Sequence[str]) -> None:
     """Run a program to its end. It sends its reward by ``POST /v1/reward``.
 
-    Its output goes into the log of this process. Processes that it leaves behind are killed, as it is itself after a
-    time-out.
+    Its output goes into the log of this process. Processes of its group that it leaves behind are killed, as it
+    is itself after a time-out.
 
     Raises:
         ResourceError: The machine has run out of memory, processes or files.
@@ -49,17 +49,21 @@ def run_command(task: AgentTask, command: Sequence[str]) -> None:
         except OSError as error:
             raise exhausted(error) or RuntimeError(f"{command[0]} could not be started: {error}") from error
         finally:
-            _end_others_of_group()
+            while _end_others_of_group():
+                pass
     if done.returncode:
         how = f"by signal {-done.returncode}" if done.returncode < 0 else f"with status {done.returncode}"
         raise RuntimeError(f"{command[0]} ended {how}; its output is in the log of this process")
 
 
-def _end_others_of_group() -> None:
-    """Kill the processes of this process's group but itself."""
+def _end_others_of_group() -> int:
+    """Kill the processes of this process's group but itself; return how many were alive."""
+    found = 0
     for file in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended
-            group = int(file.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[2])
+            state, _, group = file.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[:3]
             process = int(file.parent.name)
-            if group == os.getpgrp() and process != os.getpid():
+            if int(group) == os.getpgrp() and process != os.getpid() and state != "Z":
                 os.kill(process, signal.SIGKILL)
+                found += 1
+    return found

@@ -175,10 +175,10 @@ def answer_agent(call: Call, agent: Callable[..., Any], options: Mapping[str, An
 
 def _reach_directly(host: str) -> None:
     """Let clients of HTTP reach a host without the proxy that the environment names, if it names one."""
-    for name in ("no_proxy", "NO_PROXY"):
-        hosts = os.environ.get(name, "").split(",")
-        if host not in hosts:
-            os.environ[name] = ",".join([*filter(None, hosts), host])
+    given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    hosts = [one.strip() for one in given.split(",") if one.strip()]
+    if "*" not in hosts and host not in hosts:
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join([*hosts, host])  # libraries read one of the two
 
 
 def _plain(found: object, method: object) -> dict[str, Any]:

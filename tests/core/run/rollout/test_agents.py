@@ -209,10 +209,14 @@ def test_a_program_leaves_no_process_behind(answer, tmp_path):
         assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_agents_reach_the_endpoint_past_a_proxy(answer, monkeypatch):
-    monkeypatch.setenv("HTTP_PROXY", "http://192.0.2.1:3128")
-    monkeypatch.setenv("http_proxy", "http://192.0.2.1:3128")
-    found, _ = answer(agent="through_the_environment", count=1)
+@pytest.mark.parametrize("exceptions", [None, ".corp,10.0.0.5", "*"])
+def test_agents_reach_the_endpoint_past_a_proxy(answer, monkeypatch, exceptions):
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, "http://192.0.2.1:3128")
+    monkeypatch.delenv("no_proxy", raising=False)
+    if exceptions:
+        monkeypatch.setenv("NO_PROXY", exceptions)
+    found, _ = answer(agent="through_the_environment", count=1, options={"exceptions": exceptions})
     assert {response.environment.reward for response in chain.from_iterable(found)} == {1.0}
 
 

@@ -47,8 +47,8 @@ def test_an_engine_gets_requests_of_one_temperature_at_a_time():
 
     executor = Executor(4, lambda number, order: Particular(order))
     pool = pool_of(executor, 2)
-    pool.guests = guest = Guest(replace(SAMPLING, temperature=0.5))
+    pool.guests = guest = Guest(replace(SAMPLING, temperature=0.5))  # asks again and again
     pool.load_weights(weights(1))
-    pool.finish(pool.begin(PROMPTS, SAMPLING, 4, seed=1))
     while len(guest.answers) < 5:
         pool.poll(0.0)
+    pool.finish(pool.begin(PROMPTS, SAMPLING, 4, seed=1))

@@ -121,8 +121,10 @@ def tells(task, file):
     return 1.0
 
 
-def through_the_environment(task):
-    """Ask as a client does that reads the environment's proxies."""
+def through_the_environment(task, exceptions):
+    """Ask as a client does that reads the environment's proxies; the user's own exceptions stay."""
+    known = os.environ.get("no_proxy", exceptions).split(",")
+    assert set((exceptions or "").split(",")) - {""} <= set(known) <= {*(exceptions or "").split(","), "127.0.0.1"}
     headers = {"Authorization": f"Bearer {task.api_key}"}
     body = {"model": task.model, "messages": [{"role": "user", "content": task.prompt_text}]}
     httpx.post(f"{task.base_url}/chat/completions", json=body, headers=headers, timeout=20).raise_for_status()
