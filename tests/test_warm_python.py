@@ -109,10 +109,19 @@ def test_what_a_program_starts_is_warm_too_and_other_options_start_from_nothing(
         assert done.stdout == expected
 
 
+@pytest.fixture
+def other_servers(monkeypatch):
+    """Other servers than this process has: those hold ranks that later tests use."""
+    monkeypatch.setattr(WarmPopen, "requests", [])
+    monkeypatch.setattr(WarmPopen, "servers", [])
+    yield
+    end_server()
+
+
+@pytest.mark.usefixtures("other_servers")
 def test_the_worker_of_a_reward_has_what_it_needs_and_nothing_else(monkeypatch):
     """Also if the test that started the servers had another path."""
     monkeypatch.setattr(subprocess, "Popen", WarmPopen)
-    end_server()
     with monkeypatch.context() as changed:
         changed.setenv("PYTHONPATH", "/where/others/may/be")
         assert WarmPopen([sys.executable, "-c", ""]).wait() == 0
