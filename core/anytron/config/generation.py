@@ -93,8 +93,8 @@ class EnvironmentSection(Section):
     path: str | None = Field(None, min_length=1)
     """The environment's class: ``module:Class`` or ``file.py:Class``."""
     agent: str | None = Field(None, min_length=1)
-    """In place of ``path``: the function of an agent, a program that reaches the model by OpenAI's API;
-    docs/how-to/train-an-agent.md."""
+    """In place of ``path``: an agent, a program that reaches the model by OpenAI's API: ``module:function`` or
+    ``file.py:function``; docs/how-to/train-an-agent.md."""
     command: list[str] = Field(default_factory=list)
     """In place of ``path``: the program of an agent, and its arguments. The program is looked up in ``PATH``, or
     beside the YAML file if it has a directory; arguments stay as they are."""

@@ -29,9 +29,9 @@ from anytron.run.preflight.forms import reference_answers
 from anytron.task.data.pretrained import load_image_processor, load_tokenizer
 from anytron.task.data.prompts import TokenizedPrompt
 from anytron.task.data.sources import load_prompts
-from anytron.task.environments import Task, Turn
+from anytron.task.environments import AgentTask, Task, Turn
 from anytron.task.environments.pool import check_environment
-from anytron.task.environments.worker import Call
+from anytron.task.environments.worker import Call, answer_agent
 from anytron.task.environments.worker import answer as environment_answer
 from anytron.task.isolation.failure import Failure
 from anytron.task.rewards.answer import answer as reward_answer
@@ -90,6 +90,14 @@ def use_environment(path, folder):
             failed(Failure(**found["failure"]))
 
 
+def use_agent(path, folder):
+    check_environment(EnvironmentSection(agent=path))
+    task = AgentTask("p0", "31>", {}, 0, 2, "http://127.0.0.1:1/v1", "key", "policy")
+    found = answer_agent(Call(0, "run", task), resolve(path, KINDS["environment.agent"]), {})
+    if "failure" in found:
+        failed(Failure(**found["failure"]))
+
+
 def use_advantage(path, folder):
     section = AlgorithmSection(advantage=path)
     load_advantage(section)
@@ -145,6 +153,7 @@ class Case:
 USE = {
     "rewards[].function": use_reward,
     "environment.path": use_environment,
+    "environment.agent": use_agent,
     "algorithm.advantage": use_advantage,
     "algorithm.loss": use_loss,
     "data.source": lambda path, folder: list(load_prompts(DataSection(source=path))),
@@ -188,6 +197,13 @@ return Observation(text='a'), 1.0, True, {}
 return Observation(messages=[{'role': 'tool', 'content': torch.ones(1)}])""",
     ),
     "An environment's method close": NOTHING,
+    "An agent": Case(
+        "return 1.0",
+        """return 'a'
+return [1.0]
+return {'reward': 1.0}
+return float('nan')""",
+    ),
     "An estimator of advantages": Case(
         "return Advantages(torch.zeros(5))",
         """return None
@@ -245,6 +261,7 @@ FAULTS = {
     "returns an async generator": ("", "", "return generated()"),
 }
 """By their names: one more argument, what stands before ``def``, and what is done; None = what is right."""
+NO_FAULTS_IF_AWAITED = ("is async", "returns a coroutine")
 LEFT_OUT = "is left out"
 KINDS = kinds()
 
@@ -264,6 +281,7 @@ def trials() -> list[tuple[str, str, str]]:
     for key, kind in KINDS.items():
         for one in called_of(kind):
             faults = [fault for fault in FAULTS if not (is_constructor(kind, one) and fault.startswith("returns"))]
+            faults = [fault for fault in faults if not (one.awaited and fault in NO_FAULTS_IF_AWAITED)]
             found += [(key, one.name, fault) for fault in (*faults, *CASES[one.name].wrong.splitlines())]
     return found
 

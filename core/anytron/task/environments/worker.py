@@ -199,7 +199,7 @@ def _ran(called: Called, function: Callable[..., Any], *given: object, named: Ca
         found = function(*given)
     except BaseException as error:  # `exit()` too
         raise _Failed(Failure.raised(error, called, named or function, "environment")) from error
-    if fault := called.returned_async(function, found):
+    if fault := called.returned_async(named or function, found):
         raise _Failed(Failure(*fault))
     return found
 
