@@ -213,7 +213,8 @@ def test_a_program_leaves_no_process_behind(answer, tmp_path):
 def test_agents_reach_the_endpoint_past_a_proxy(answer, monkeypatch, exceptions):
     for name in ("HTTP_PROXY", "http_proxy"):
         monkeypatch.setenv(name, "http://192.0.2.1:3128")
-    monkeypatch.delenv("no_proxy", raising=False)
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
     if exceptions:
         monkeypatch.setenv("NO_PROXY", exceptions)
     found, _ = answer(agent="through_the_environment", count=1, options={"exceptions": exceptions})
