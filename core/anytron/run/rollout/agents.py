@@ -5,7 +5,6 @@ agent has ended, its session is one sample::
 
     prompt -> turn -> messages -> turn -> messages -> turn
               [own]   [given]     [own]   [given]     [own]       response mask
-
 """
 
 from __future__ import annotations

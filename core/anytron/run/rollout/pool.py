@@ -356,9 +356,8 @@ class RolloutPool:
         held = [len(each.held) for each in self._replicas if each.version is not None or self._give is not None]
         part = -(-(len(self._queue) + sum(held)) // len(held))
         count = max(0, min(part, self._settings.max_batch_size) - len(replica.held))
-        if (
-            self.guests is not None and self._queue
-        ):  # a validation's temperature may differ: an engine has one at a time
+        if self.guests is not None and self._queue:
+            # An engine has one temperature at a time, and guests and a validation may have different ones.
             (first, _) = next(iter(replica.held.values()), (self._queue[0], 0))
             wanted = first.sampling.temperature
             same = itertools.takewhile(lambda one: one.sampling.temperature == wanted, self._queue)

@@ -26,6 +26,9 @@ MODEL_NAME = "ANYTRON_MODEL"
 AS_VARIABLES = ("base_url", "api_key", "model")
 """Fields of the task that the program gets as environment variables, and not in the file."""
 
+PASSES = 100
+"""How often the group is searched: a process may fork during a pass, and one in the kernel may not end at once."""
+
 
 def run_command(task: AgentTask, command: Sequence[str]) -> None:
     """Run a program to its end. It sends its reward by ``POST /v1/reward``.
@@ -49,21 +52,26 @@ def run_command(task: AgentTask, command: Sequence[str]) -> None:
         except OSError as error:
             raise exhausted(error) or RuntimeError(f"{command[0]} could not be started: {error}") from error
         finally:
-            while _end_others_of_group():
-                pass
+            _end_others_of_group()
     if done.returncode:
         how = f"by signal {-done.returncode}" if done.returncode < 0 else f"with status {done.returncode}"
         raise RuntimeError(f"{command[0]} ended {how}; its output is in the log of this process")
 
 
-def _end_others_of_group() -> int:
-    """Kill the processes of this process's group but itself; return how many were alive."""
-    found = 0
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended
-            state, _, group = file.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[:3]
-            process = int(file.parent.name)
-            if int(group) == os.getpgrp() and process != os.getpid() and state != "Z":
-                os.kill(process, signal.SIGKILL)
-                found += 1
-    return found
+def _end_others_of_group() -> None:
+    """Kill the other processes of this process's group, if it leads the group, as processes of environments do."""
+    if os.getpgrp() != os.getpid():
+        return
+    for _ in range(PASSES):
+        found = False
+        for file in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # it has ended
+                state, _parent, group = (
+                    file.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[:3]
+                )
+                process = int(file.parent.name)
+                if int(group) == os.getpgrp() and process != os.getpid() and state != "Z":
+                    os.kill(process, signal.SIGKILL)
+                    found = True
+        if not found:
+            return
