@@ -102,7 +102,8 @@ class Rule(Check):
     def failed(self, what: str, difference: str = "", **found: Any) -> Result:
         """Return the result of a rule that is broken, or could not be checked."""
         told = " ".join(self.help.replace("``", "`").split())
-        return self.result("failed", what, notes={"difference": difference, "checked": told}, **found)
+        notes = {"difference": difference, **found.pop("notes", {}), "checked": told}
+        return self.result("failed", what, notes=notes, **found)
 
     def cases_for(self, subject: Subject) -> list[Case]:
         """The cases, from small to large."""

@@ -12,6 +12,7 @@ from anytron.base.errors import PluginError
 from anytron.base.results import Result, in_one_line
 from anytron.device.hooks.types import ProcessInfo
 from anytron.device.loading import open_process
+from anytron.device.loading.neutral import NeutralDefaults
 from anytron.proof.checks import Inapplicable
 from anytron.task.isolation.worker import calls, enter
 from anytron_conformance.rules import Broken, find_rule
@@ -74,6 +75,7 @@ def check_rule(rule: Rule, subject: Subject, begins: Callable[[Case], None] = la
     case: Case | None = None
     made: list[str] = []
     left_out: dict[str, str] = {}
+    subject.hooks.forget_suppliers()
     try:
         if declined := subject.declined(rule.needs):
             return rule.result("skipped", declined)
@@ -90,6 +92,19 @@ def check_rule(rule: Rule, subject: Subject, begins: Callable[[Case], None] = la
                 left_out[case.name] = reason
     except Exception as error:  # noqa: BLE001 - whatever a platform's code raises is its result
         found = (error.what, error.difference) if isinstance(error, Broken) else (in_one_line(error),)
-        return rule.failed(*found, made=made, left_out=left_out, broken=case.name if case else None)
+        blamed = {"kernels": portable} if (portable := _portable_kernels(subject)) else {}
+        return rule.failed(*found, made=made, left_out=left_out, broken=case.name if case else None, notes=blamed)
     reasons = "; ".join(dict.fromkeys(left_out.values())) or ("" if made else "the rule has no case for this platform")
     return rule.result("passed" if made else "skipped", reasons, made=made, left_out=left_out)
+
+
+def _portable_kernels(subject: Subject) -> str:
+    """Say which of the kernels that a rule called are not the platform's, so that the right party is blamed."""
+    suppliers = subject.hooks.suppliers()
+    names = [kernel for kernel, plugin in suppliers.items() if plugin == NeutralDefaults.name]
+    if not names:
+        return ""
+    return (
+        f"{', '.join(names)} of '{NeutralDefaults.name}': the platform has no kernel for this, so Anytron calls "
+        "operators of torch on the device, and one of them is wrong there; correct it, or write a kernel"
+    )

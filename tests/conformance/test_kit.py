@@ -18,11 +18,14 @@ from typer.testing import CliRunner
 
 from anytron.base.errors import ConfigError, PlatformError
 from anytron.base.results import Result
+from anytron.base.traits import ModelTraits
 from anytron.cli import check_commands
 from anytron.cli.main import app
 from anytron.device.loading import hooks_of
 from anytron.device.loading.session import Session
 from anytron.device.platform import Feature, Limit
+from anytron.kernels.attention import make_attention
+from anytron.kernels.contract import AttentionSpec
 from anytron.proof.checks import Inapplicable, Report, Watcher
 from anytron_conformance import document
 from anytron_conformance import run as run_module
@@ -32,6 +35,7 @@ from anytron_conformance.subject import Source, Subject
 from anytron_conformance.worker import check_rule
 from anytron_cpu import CpuPlatform
 from tests.conformance.device_mutants import with_runtime
+from tests.conformance.kernel_mutant import KernelMutant
 from tests.conformance.mutant import Mutant
 from tests.core.other_environment import make_environment
 from tests.docs.test_pages import ROOT
@@ -49,6 +53,8 @@ class Misbehaves(Mutant):
 
 class Declines:
     """A subject that declares things."""
+
+    hooks = hooks_of()
 
     def __init__(self, **reasons):
         self.reasons = reasons
@@ -253,6 +259,29 @@ def test_what_a_platform_answers_or_asserts_is_told_in_words(tmp_path):
     ]
     for reason in [*told.values()][2:]:
         assert "at 'assert self.name == \"another\"' (" in reason
+
+
+class OwnAttention(KernelMutant):
+    """Has attention of its own, which is torch's too, and no other kernel."""
+
+    def attention(self, spec):
+        return make_attention(spec)
+
+
+@pytest.mark.parametrize("platform", [OwnAttention(), KernelMutant()], ids=lambda one: type(one).__name__)
+def test_a_failure_names_the_kernels_that_are_not_the_platform_s(platform, tmp_path):
+    session = Session(hooks_of(platform), platform, platform.probe(), "", (), ())
+    subject = Subject(Source(platform.name), session, tmp_path)
+
+    def fails(subject, case):
+        subject.hooks.attention_kernel(AttentionSpec(2, 2, 16, 16, 1.0, ModelTraits()))
+        raise Broken("The output is wrong.")
+
+    result = check_rule(made_rule(fails), subject)
+    own = isinstance(platform, OwnAttention)
+    assert ("attention_kernel of 'neutral-default'" in result.explanation) is not own
+    earlier = check_rule(made_rule(lambda subject, case: 1 // 0), subject)
+    assert "kernels" not in earlier.notes, "the kernel that an earlier rule called is not blamed"
 
 
 def test_before_any_rule_ctrl_c_gives_an_empty_report(monkeypatch, capsys):

@@ -13,6 +13,14 @@ def test_the_page_is_made_of_the_stored_results():
     assert PAGE.read_text(encoding="utf-8") == page()
 
 
+def test_no_failure_at_eight_ranks_is_a_gap():
+    found = [one for one in results() if one["ranks"] == 8]
+    assert found
+    for one in found:
+        assert outcomes.GAP not in one["classes"]
+        assert sum(counts.get("passed", 0) for counts in one["folders"].values()) > 700
+
+
 def test_few_failures_are_gaps():
     found = [one for one in results() if one["ranks"] == 1]
     assert found
@@ -29,6 +37,7 @@ def test_few_failures_are_gaps():
         ({"type": "RuntimeError", "message": "world size (1) is not divisible by 8"}, "ranks"),
         ({"type": "EngineError", "message": "torch.cuda.CUDAGraph has no counterpart"}, "refused"),
         ({"type": "AssertionError", "message": "1.0 is not 2.0"}, outcomes.GAP),
+        ({"type": "RuntimeError", "message": "Attempted to call copy_() on an invalid python storage."}, "torch"),
         ({"kind": "crashed"}, "crashed"),
     ],
 )

@@ -78,6 +78,8 @@ def test_a_listener_without_a_row_and_a_row_without_a_listener_are_found():
     def seen():
         return listening.described({os.getpid(): "driver"}, "192.0.2.77", before)
 
+    with pytest.raises(AssertionError, match="has run other tests"):
+        listening.described({os.getpid(): "driver"})
     with pytest.raises(AssertionError, match="in the table alone"):
         listening.check("here", seen(), WHERE)
     with socket.create_server(("127.0.0.1", 0)):

@@ -8,7 +8,7 @@ import pytest
 
 from tests.docs.reproductions import CHECKOUTS, SETTINGS, outcomes, reproductions, sections
 
-HERE = ("megatron-core", "mcore-bridge")
+HERE = ("megatron-core", "mcore-bridge", "torch")
 ELSEWHERE = {"verl", "megatron-bridge", *CHECKOUTS}
 """Their programs run in plugins/verl/tests and in two folders of plugins/ascend/tests."""
 NEWER = "Latent attention without `q_lora_rank` gets a norm of queries that the model lacks"
@@ -44,7 +44,7 @@ def test_a_fault_that_is_not_there_would_be_noticed(found):
 
 
 def test_the_normal_environment_has_the_versions_of_the_page():
-    assert len(INSTALLED) == 20
+    assert len(INSTALLED) == 21
     assert {one.title for one in reproductions(*HERE)} - {one.title for one in INSTALLED} == {NEWER}
 
 

@@ -31,6 +31,7 @@ MEANINGS = {
         "bitwise equality of other kernels, an order of equal values, an error that only one version raises, groups "
         "that must not be connected at once"
     ),
+    "torch": "a fault of PyTorch's that a program without Anytron shows (docs/upstream/torch.md)",
     GAP: "**a gap of Anytron's**",
 }
 _PATTERNS = {
@@ -58,6 +59,7 @@ _PATTERNS = {
         "'function' object is not subscriptable",  # Megatron's own stand-in for a Triton kernel
     ),
     "refused": ("EngineError", "The portable Transformer Engine has no", "has no counterpart"),
+    "torch": ("on an invalid python storage",),
     "host": (
         "split_with_sizes expects",
         r"aten\.lerp_\.Scalar",  # torch's Adam over a mesh of processors does not use the functions of lists of tensors
@@ -78,6 +80,7 @@ _TESTS = {
     "transformer/moe/test_aux_loss.py::TestPaddingMaskAuxLoss::test_padding_mask_with_z_loss": "test",
     "transformer/test_attention_variant_dsa.py::TestDSAIndexer::test_dsa_indexer_with_mask": "test",  # ties of top-k
     "data/test_fim_dataset.py": "package",  # files that NVIDIA's machines have
+    "data/test_preprocess_data.py::test_preprocess_data_gpt": "package",  # the same
     "tokenizers/test_tokenizer.py": "package",
     "post_training/test_modelopt_model_builder.py": "package",
     "test_nccl_allocator.py": "hardware",

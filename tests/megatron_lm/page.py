@@ -34,7 +34,7 @@ version and no function, nothing is downloaded from Hugging Face, and megatron-c
 With `-- --ranks 8` the command runs the tests of the folders `tensor_parallel`, `pipeline_parallel`, `distributed` and
 `transformer` in eight processes, file by file. Tests that hang are run once more in new processes. With
 two cores and 24 GiB, as below, tests with large models lack memory; a rank that fails leaves the others waiting, and
-they count as crashed or lost. The gaps are `deepcopy(model.state_dict())` of Megatron-FSDP without sharding.
+they count as crashed or lost.
 """
 
 

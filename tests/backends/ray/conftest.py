@@ -8,6 +8,7 @@ from anytron.device.loading import open_session
 from anytron.workers.executor.protocol import GroupSpec
 from tests.core.conftest import testchip  # noqa: F401 - a fixture
 from tests.core.workers.executor.conftest import small_config
+from tests.core.workers.executor.processes import listeners
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +35,13 @@ def cluster():
 
 
 @pytest.fixture(scope="session")
-def ray(cluster):
+def earlier(cluster):
+    """Where this process listened before it was a driver: other tests' process groups."""
+    return listeners(os.getpid())
+
+
+@pytest.fixture(scope="session")
+def ray(cluster, earlier):
     """Ray, connected to the cluster."""
     import ray
 

@@ -85,6 +85,10 @@ class Hooks:
         """
         return {kernel: ", ".join(sorted(plugins)) for kernel, plugins in sorted(self._suppliers.items())}
 
+    def forget_suppliers(self) -> None:
+        """Let :meth:`suppliers` start anew: it then names the kernels that are requested from now on."""
+        self._suppliers.clear()
+
     def kernel_descriptions(self) -> dict[str, list[str]]:
         """Return the descriptions of the kernels in :meth:`suppliers` that have an attribute ``description``.
 
