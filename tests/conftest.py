@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from tests.skips import Skips
+from tests.slow import mark_others_slow
 from tests.warm_python import StartedCold, WarmPopen, end_server
 
 if TYPE_CHECKING:
@@ -111,8 +112,10 @@ def has_gpu() -> bool:
     return torch.cuda.device_count() > 0
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let libraries warn on a GPU: in versions that met no test of ours, and once per process in any order."""
+    mark_others_slow(items)
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.filterwarnings("default"))

@@ -118,6 +118,7 @@ def other_servers(monkeypatch):
     end_server()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("other_servers")
 def test_the_worker_of_a_reward_has_what_it_needs_and_nothing_else(monkeypatch):
     """Also if the test that started the servers had another path."""

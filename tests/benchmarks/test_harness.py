@@ -53,6 +53,7 @@ class Chip(CpuRuntime):
         return MemoryStats(0, 0, 0, 8 * 10**9)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", [*SMALL, *(pytest.param(name, marks=pytest.mark.slow) for name in MINUTES)])
 def test_each_prints_one_object_or_tables(name):
     program = [sys.executable, str(ROOT / "benchmarks" / name), *(SMALL | MINUTES)[name]]
@@ -103,6 +104,7 @@ def test_memory_is_of_a_command_and_its_descendants(started_cold):
         harness.run_measured([sys.executable, "-c", "raise SystemExit(3)"], memory=True)
 
 
+@pytest.mark.slow
 def test_memory_does_not_depend_on_who_else_has_the_same_libraries(tmp_path, started_cold):
     """This process has torch, too."""
     said = tmp_path / "status"

@@ -28,6 +28,7 @@ def laboratory(tmp_path_factory):
         yield made
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     "mutant",
     [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in REPRESENTATIVE],
@@ -55,6 +56,7 @@ def test_a_platform_that_computes_as_the_processor_changes_nothing(run, laborato
     assert (finding.run, finding.how) == (None, "")
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("run", ["critic", "dropout", "mtp"])
 def test_what_changes_nothing_passes(run, laboratory):
     assert laboratory.verify(Unbroken, run) == {}

@@ -13,6 +13,7 @@ def test_two_deterministic_runs_on_the_processor_are_equal(tmp_path, split):
     assert_equal_runs(tmp_path, {"ANYTRON_PLATFORM": "cpu"}, f"parallel.tensor_model_parallel_size={split}")
 
 
+@pytest.mark.slow
 def test_two_deterministic_runs_on_the_sample_platform_are_equal(tmp_path):
     paths = [*install_into(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**USABLE, "ANYTRON_PLATFORM": "basalt", "PYTHONPATH": os.pathsep.join(paths)}

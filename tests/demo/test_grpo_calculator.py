@@ -17,6 +17,7 @@ def train(output, *overrides):
     return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_the_same_task_as_a_program_with_openais_client(tmp_path):
     """That its steps equal those of the class is tested in tests/core/run/trainer/test_endpoint.py."""
     small = (

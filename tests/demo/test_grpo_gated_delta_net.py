@@ -15,6 +15,7 @@ def train(output, *overrides):
     return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_few_steps_over_two_stages_with_padded_rows(tmp_path):
     metrics = train(
         tmp_path / "run",

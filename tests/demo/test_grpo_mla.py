@@ -38,6 +38,7 @@ def with_modules(tmp_path):
     return tmp_path / "run.yaml"
 
 
+@pytest.mark.slow
 def test_a_few_steps_over_two_stages_train_the_policy_and_its_module(with_modules, tmp_path):
     metrics = train(
         with_modules,

@@ -19,6 +19,7 @@ def train(output, *overrides):
     return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_few_steps_with_shared_out_experts_and_the_routing_of_the_rollout(tmp_path):
     metrics = train(tmp_path / "run", *FROM_ROLLOUT, "trainer.total_steps=3", "data.prompts_per_step=8")
     assert [line["step"] for line in metrics] == [1, 2, 3]

@@ -5,6 +5,7 @@ import pytest
 from tests.demo.test_grpo_sort import METRICS, STEEPEST, train
 
 
+@pytest.mark.slow
 def test_a_few_steps_exchange_no_weights(tmp_path):
     run = tmp_path / "run"
     overrides = ("parallel.tensor_model_parallel_size=2", "trainer.total_steps=3", "data.prompts_per_step=8")

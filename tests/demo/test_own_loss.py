@@ -37,6 +37,7 @@ def train(tmp_path):
     return train
 
 
+@pytest.mark.slow
 def test_it_is_what_is_trained_with(train, tmp_path):
     done = train("my.py:reinforce", "algorithm.aggregation=token-mean", "trainer.output_dir=run")
     assert done.returncode == 0, done.stdout + done.stderr

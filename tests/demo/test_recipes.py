@@ -31,6 +31,7 @@ def test_every_model_is_there_on_8_and_on_64_devices_of_both_kinds():
     assert sorted(found) == sorted((name, *one) for name in PARAMETERS for one in devices)
 
 
+@pytest.mark.some(4)
 @every_recipe
 def test_it_fits_its_devices_as_its_header_says(recipe):
     plan = make_plan(recipe.run(), DeviceMemory(recipe.memory << 30, accelerator=True))
@@ -68,6 +69,7 @@ def machine(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.some(4)
 @every_recipe
 def test_every_check_that_needs_no_weights_accepts_it(recipe, machine):
     here = ["platform.name=cpu", f"data.options.path={machine / 'prompts.jsonl'}"]

@@ -216,6 +216,7 @@ def test_a_block_runs(block, home):
     run("\n".join(filter(None, [block.after, block.commands])), home)
 
 
+@pytest.mark.slow
 def test_the_extension_of_the_page(home):
     page = ROOT / "docs" / "how-to" / "write-an-extension.md"
     text = page.read_text(encoding="utf-8")

@@ -11,7 +11,6 @@ from tests.invented_device.faults import FAULTS
 
 pytestmark = pytest.mark.compiler
 
-STEPS = 10
 NUMBERS = ("reward/mean", "loss/total", "policy/entropy", "grad_norm")
 
 
@@ -33,20 +32,22 @@ def test_a_device_that_no_platform_covers_is_not_passed_over(anytron):
     assert "anytron new-platform invented" in done.stderr
 
 
-def test_it_trains_as_the_processor_does(anytron, tmp_path):
+@pytest.mark.parametrize("total", [3, pytest.param(10, marks=pytest.mark.slow)])
+def test_it_trains_as_the_processor_does(anytron, tmp_path, total):
     for platform in ("accelerator", "cpu"):
         done = anytron(
-            "train", EXAMPLE, f"platform.name={platform}", f"trainer.total_steps={STEPS}",
+            "train", EXAMPLE, f"platform.name={platform}", f"trainer.total_steps={total}",
             f"trainer.output_dir={tmp_path / platform}",
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"started on 1 x {'cpu' if platform == 'cpu' else 'invented'}" in done.stdout
     found, wanted = steps(tmp_path / "accelerator"), steps(tmp_path / "cpu")
-    assert len(found) == STEPS
+    assert len(found) == total
     for one, other in zip(found, wanted, strict=True):
         assert one == pytest.approx(other, rel=1e-6, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_the_kit_finds_no_fault_in_it(anytron):
     done = anytron(
         "conformance", "accelerator", "--level", "device", "--level", "sequences", "--level", "kernels", "--json"
@@ -120,6 +121,7 @@ class Forgetful(Platform):
 """
 
 
+@pytest.mark.slow
 def test_the_error_names_the_missing_device_packages(anytron, tmp_path, device):
     (tmp_path / "forgetful.py").write_text(FORGETFUL)
     information = tmp_path / "forgetful-1.0.dist-info"

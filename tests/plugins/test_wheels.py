@@ -145,6 +145,7 @@ def test_the_sample_s_own_tests_pass_beside_ours(installed):
     assert "test_the_kernel_refuses_sequences_that_start_within_a_tile" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "levels",
     [
@@ -183,6 +184,7 @@ def pip_here(installed):
     pip("--python", installed / "bin" / "python", "uninstall", "--yes", "anytron-acme")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pip_here")
 def test_a_new_platform_passes_level_device_at_once(installed, tmp_path):
     """Word for word what ``anytron new-platform --help`` says, and then what that says."""

@@ -286,6 +286,7 @@ def test_a_wrong_mask_and_a_permuted_weight_fail_their_own_checks(install):
     assert (kernels["log_prob_kernel"], kernels["attention_kernel"]) == ("sabotage", "neutral-default")
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_cut_off_is_not_equal_to_itself(install):
     code, results, _ = verify_json(environment=install(gradient=True))
     assert code == 1
@@ -293,6 +294,7 @@ def test_a_gradient_that_is_cut_off_is_not_equal_to_itself(install):
     assert "gradient is 0" in results["packed-equals-padded"]["detail"]
 
 
+@pytest.mark.slow
 def test_a_temperature_that_is_left_out_is_seen_though_the_run_has_none(install):
     code, results, _ = verify_json(environment=install(temperature=True))
     assert code == 1
@@ -302,6 +304,7 @@ def test_a_temperature_that_is_left_out_is_seen_though_the_run_has_none(install)
     assert results["hf-gradients"]["detail"].startswith("begin with hf-log-probs: gradients of wrong values are wrong")
 
 
+@pytest.mark.slow
 def test_entropies_are_compared_and_so_are_their_gradients(install):
     code, results, _ = verify_json(environment=install(entropy=True))
     assert code == 1
@@ -309,6 +312,7 @@ def test_entropies_are_compared_and_so_are_their_gradients(install):
     assert results["hf-log-probs"]["difference"] == pytest.approx(0.04 * 2.77, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_check_that_ends_a_process_does_not_take_the_others_with_it(install):
     """What needs no gradient is computed, in new processes."""
     code, results, _ = verify_json(environment=install(attention="raises backwards"))

@@ -26,6 +26,7 @@ def examined(testchip, tmp_path):
     return examine
 
 
+@pytest.mark.slow
 def test_a_cluster_is_joined_and_compared_with_the_run(cluster, examined, monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
     enough = examined(2)

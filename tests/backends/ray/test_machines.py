@@ -12,6 +12,7 @@ from anytron_ray.findings import Machine
 from anytron_ray.introduction import Introduction, written
 
 
+@pytest.mark.slow
 def test_what_machines_lack_is_one_error_before_a_process_starts(ray, make_executor, tmp_path, monkeypatch):
     monkeypatch.setattr(machines, "written", unseen)
     monkeypatch.setattr(machines, "paths_read", lambda _: {"model.path": str(tmp_path / "model")})

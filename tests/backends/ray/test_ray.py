@@ -215,6 +215,7 @@ def test_a_rank_that_is_killed_ends_the_group(ray, start):
         group.call("echo")
 
 
+@pytest.mark.slow
 def test_ranks_that_wait_for_ever_are_found_through_their_agents(start):
     with pytest.raises(ProcessLost, match=r"^Trainer rank 1 would wait for ever in follow\(\)") as caught:
         start(ranks=2, stall_timeout_s=1.0).call("follow", [[("all_reduce",)], [("all_reduce",), ("broadcast",)]])

@@ -155,6 +155,7 @@ def test_lines_are_read_as_they_come(monkeypatch):
     assert last == {74: "end"}
 
 
+@pytest.mark.slow
 def test_samples_follow_from_the_seed_and_the_line(run):
     options = ("--plain", "--json", "--temperature", "1", "--max-new-tokens", "20", "--seed")
     found = [ask(run / "hf", *options, seed, prompts="hello\n" * 3).stdout for seed in ("1", "1", "2")]

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tests.core.cli.conftest import EXAMPLE, anytron
 
 
@@ -43,6 +45,7 @@ def test_doctor_survives_a_platform_that_cannot_be_used(clean):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_doctor_looks_at_the_engines_that_the_configuration_names(clean):
     """And at its parallel sizes: the memory is that of a rank."""
     found = entries_of(anytron("doctor", EXAMPLE, "parallel.tensor_model_parallel_size=2", "--json"))
@@ -58,6 +61,7 @@ def test_doctor_looks_at_the_engines_that_the_configuration_names(clean):
     assert alone["numbers.log-probs"]["status"] == "passed"
 
 
+@pytest.mark.slow
 def test_doctor_says_that_a_run_will_not_fit(clean):
     """A model of some hundred billions, of which nothing is built."""
     sizes = ("hidden_size=16384", "intermediate_size=65536", "num_hidden_layers=64", "max_position_embeddings=4096")

@@ -19,6 +19,7 @@ def on_the_processor(monkeypatch):
     monkeypatch.setenv("ANYTRON_PLATFORM", "cpu")
 
 
+@pytest.mark.slow
 def test_the_table_names_every_part_and_the_verdict(capsys):
     assert run_plan(EXAMPLE, [], memory="8GiB", as_json=False)
     shown = capsys.readouterr().out
@@ -58,6 +59,7 @@ def test_a_run_for_npus_is_planned_with_their_package_or_without():
     assert ("no installed distribution offers the engine mindspeed_llm" in done.stdout) == without
 
 
+@pytest.mark.slow
 def test_what_nobody_offers_is_estimated_as_the_default_and_said(capsys):
     foreign = ["engine.name=elsewhere", "engine.options={theirs: 1}"]
 

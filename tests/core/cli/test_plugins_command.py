@@ -66,6 +66,7 @@ def test_without_an_active_platform_the_list_is_shown_and_the_reason_goes_to_std
     assert "pip install 'anytron[ascend]'" in done.stderr
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("source", "state", "status"),
     [

@@ -127,6 +127,7 @@ def test_the_key_leaves_the_environment(monkeypatch):
     assert KEY_VARIABLE not in os.environ
 
 
+@pytest.mark.slow
 def test_a_server_whose_thread_fails_is_an_error(model, monkeypatch):
     async def failing(self, sockets):
         raise RuntimeError("the loop is broken")

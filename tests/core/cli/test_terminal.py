@@ -90,6 +90,7 @@ PLACES = {
 }  # fmt: skip
 
 
+@pytest.mark.some(7)
 @pytest.mark.parametrize("place", PLACES)
 def test_no_command_obeys_what_it_reads(place, write, tmp_path, monkeypatch, capfd):
     arguments = PLACES[place](write)

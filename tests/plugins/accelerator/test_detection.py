@@ -74,6 +74,7 @@ def test_torch_is_asked_if_the_platform_is_named():
     assert probe(named=True).reason == "torch.accelerator reports no device"
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("text", "availability", "reason"),
     [
@@ -133,6 +134,7 @@ def test_a_runtime_without_a_device_is_refused(vendor, text, why):
     assert refused.value.fix
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("text", ["acme", '{"devices": 1}', "[]"])
 def test_an_answer_that_cannot_be_read_is_not_trusted(monkeypatch, text):
     monkeypatch.setenv(detection.VARIABLE, text)

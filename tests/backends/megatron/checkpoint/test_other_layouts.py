@@ -76,6 +76,7 @@ ADAPTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", slow_but(ADAPTED, "qwen3"))
 def test_adapters(family, save, resume, tiny_family):
     before, after = ADAPTED[family]
@@ -94,6 +95,7 @@ def test_multi_token_prediction(save, resume, tmp_path):
     assert_continues(saved, resume(saved.path, **experts(**TP2, model=model, engine=engine)))
 
 
+@pytest.mark.slow
 def test_a_critic(save, resume):
     critic = {"optimizer": {"lr": 1e-2}}
     saved = save(**TP2, critic=critic)

@@ -31,6 +31,7 @@ def saved(save, layout):
     return save(**layout)
 
 
+@pytest.mark.some(1)
 def test_it_continues_bit_for_bit(saved, resume, layout):
     continued = resume(saved.path, **layout)
     assert continued.metrics == saved.continued.metrics

@@ -72,6 +72,7 @@ def test_updates_moved_the_weights(one_rank, tiny_model):
     assert min(moved.values()) > 1e-4, moved
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("split", slow_but(SPLITS, *QUICK))
 def test_a_split_agrees_with_one_rank(split, one_rank, follow):
     found = differences(one_rank, follow(**SPLITS[split]))

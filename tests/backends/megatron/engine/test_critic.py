@@ -175,6 +175,7 @@ def test_all_of_the_trunk_learns_and_the_output_layer_stays(one_rank, start_mode
     assert one_rank.losses[-1] < one_rank.losses[0]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("split", slow_but(SPLITS, "bshd", "recompute", "tp2-sp", "pp2-interleaved", "dp2"))
 def test_a_split_agrees_with_one_rank(split, one_rank, learn):
     found = differences(one_rank, learn(**SPLITS[split]))
@@ -222,6 +223,7 @@ def test_a_critic_of_experts_is_balanced_and_agrees_with_one_rank(parallel, bala
         assert a == pytest.approx(b, rel=2e-5, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_summed_twice_is_noticed(one_rank, learn, write_extension):
     """Values are gathered from sequence parallelism as if every rank had a part of their gradient."""
     write_extension(

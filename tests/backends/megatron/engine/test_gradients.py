@@ -60,6 +60,7 @@ def compare(ranks, tiny_family, recorded):
     return check
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_are_those_of_hugging_face(case, compare):
     family, sections = CASES[case]

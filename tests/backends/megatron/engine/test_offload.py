@@ -26,6 +26,7 @@ def trained(start_engine, recorded, policy_loss, parts, **sections):
     return found, memory
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("case", SECTIONS)
 def test_what_is_offloaded_between_updates_changes_no_bit(start_engine, recorded, policy_loss, tiny_model, case):
     sections = SECTIONS[case]

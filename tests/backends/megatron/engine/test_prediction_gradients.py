@@ -39,6 +39,7 @@ def with_options(config, **changes):
     return config.model_copy(update={"engine": config.engine.model_copy(update={"options": options})})
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_what_the_definition_gives(case, engine, recorded):
     workers, config = engine(2 if "two" in case else 1, **CASES[case])

@@ -68,6 +68,7 @@ def padded(recorded):
     return replace(recorded, tokens=tokens)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("layout", slow_but(LAYOUTS, "thd", "bshd", "tp2-sp", "pp2", "cp2", "dp2"))
 def test_scores_are_those_of_hugging_face_in_every_layout(layout, ranks, tiny_model, judge, padded):
     model = judge("qwen3")

@@ -43,6 +43,7 @@ def witness_log(installed_witness):
     return installed_witness
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_no_micro_batch_sees_the_state_of_another(schedule, witness_log, start_engine, recorded, policy_loss):
     with start_engine(**SCHEDULES[schedule]) as (workers, updates, _):

@@ -62,6 +62,7 @@ def whole(follow, grouped):
     return follow(grouped, engine={**ALL_IN_ONE, **WHOLE})
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("split", SPLITS)
 def test_it_agrees_with_whole_sequences(split, whole, follow, grouped):
     sections = {**SPLITS[split], "engine": {**ALL_IN_ONE, **SPLITS[split].get("engine", {})}}
@@ -69,6 +70,7 @@ def test_it_agrees_with_whole_sequences(split, whole, follow, grouped):
     assert max(found.values()) <= 1e-5, found
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("target", "replacement"),
     [

@@ -38,6 +38,7 @@ def mini_batch(recorded):
     return planned.batch
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("layout", [*LAYOUTS, "pp2"])
 def test_loss_and_gradients_are_hugging_faces_in_every_layout(layout, start_engine, expected, mini_batch):
     loss, right = expected

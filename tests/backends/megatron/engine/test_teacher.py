@@ -57,6 +57,7 @@ def cold(recorded):
     return replace(recorded, temperature=0.7)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("layout", slow_but(LAYOUTS, "thd", "bshd", "tp2-sp", "pp2-interleaved", "dp2"))
 def test_log_probs_are_those_of_hugging_face_in_every_layout(layout, start_engine, tiny_family, cold):
     teacher = tiny_family("qwen2")

@@ -80,6 +80,7 @@ def test_export_equals_import_bit_for_bit(parallel, start_engine, tiny_model):
     assert torch.equal(model.state_dict()["lm_head.weight"], original["lm_head.weight"])
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("family", "parallel"),

@@ -47,6 +47,7 @@ def one_rank(follow_images):
     return follow_images()
 
 
+@pytest.mark.some(1)
 def test_one_rank_scores_as_hugging_face_does(one_rank, recorded_images, family):
     expected = hugging_face_log_probs(family, recorded_images)
     torch.testing.assert_close(one_rank.log_probs, expected, atol=1e-5, rtol=1e-5)
@@ -62,6 +63,7 @@ SPLITS = {
 }
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("split", SPLITS)
 def test_a_split_agrees_with_one_rank(split, one_rank, follow_images):
     found = differences(one_rank, follow_images(**SPLITS[split]))

@@ -56,6 +56,7 @@ def test_the_weights_move_and_would_route_otherwise(one_rank, tiny_family):
     assert (chosen != would_be).any(-1).float().mean() > 0.05
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("split", slow_but(SPLITS, "dp2-ep2", "tp2-sp-etp2", "cp2-ep2-bshd"))
 def test_a_split_agrees_with_one_rank(split, one_rank, train):
     other = train(**SPLITS[split])

@@ -198,6 +198,7 @@ def compute(start_engine, directory_of, policy_loss):
     return run
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("family", "layout"), CASES)
 def test_training_computes_with_the_experts_of_the_rollout(family, layout, compute, truth_of, batch_of):
     truth = truth_of(family)

@@ -82,24 +82,24 @@ class Model:
 
 
 MODELS = (
-    Model("qwen3", "Qwen3", (*DENSE, VPP2, DP2), quick=(*ONE_RANK, TP2, PP2_PADDED, VPP2, DP2, CP2)),
+    Model("qwen3", "Qwen3", (*DENSE, VPP2, DP2), quick=(ONE, PP2_PADDED, VPP2, CP2)),
     # No layout splits these otherwise than Qwen3, but for tied weights, which the first and the last stage share.
     Model("qwen3_tied", "Qwen3, tied", DENSE, quick=(ONE, PP2)),
     Model("qwen2", "Qwen2, tied", DENSE, quick=(ONE, TP2_PADDED)),
     Model("qwen2_5", "Qwen2.5", DENSE, quick=(ONE,)),
     Model("llama", "Llama", DENSE, quick=(ONE,)),
-    Model("qwen3_moe", "Qwen3-MoE", EXPERTS, quick=(*ONE_RANK, TP2_EP2, PP2)),
-    Model("deepseek_v3", "DeepSeek-V3", EXPERTS, quick=(*ONE_RANK, TP2_EP2_PADDED, CP2)),
+    Model("qwen3_moe", "Qwen3-MoE", EXPERTS, quick=(ONE, TP2_EP2)),
+    Model("deepseek_v3", "DeepSeek-V3", EXPERTS, quick=(ONE_PADDED, CP2)),
     Model(
         "qwen3_next",
         "Qwen3-Next",
         (*DENSE, TP2_EP2, TP2_EP2_PADDED, PP2_CP2, PP2_CP2_PADDED),
-        quick=(*ONE_RANK, PP2_PADDED, CP2, CP2_PADDED),
+        quick=(ONE, CP2_PADDED),
     ),
-    Model("qwen3_next_heads", "Qwen3-Next, more heads", (ONE, TP2_CP2, TP2_CP2_PADDED, CP4), quick=(ONE,)),
-    Model("qwen3_5", "Qwen3.5, images", DENSE, quick=(*ONE_RANK, TP2_PADDED)),
-    Model("qwen2_5_vl", "Qwen2.5-VL, images", DENSE, quick=(*ONE_RANK, PP2_PADDED)),
-    Model("qwen3_vl", "Qwen3-VL, images", DENSE, quick=(*ONE_RANK, TP2_PADDED, CP2)),
+    Model("qwen3_next_heads", "Qwen3-Next, more heads", (ONE, TP2_CP2, TP2_CP2_PADDED, CP4), quick=()),
+    Model("qwen3_5", "Qwen3.5, images", DENSE, quick=(ONE, TP2_PADDED)),
+    Model("qwen2_5_vl", "Qwen2.5-VL, images", DENSE, quick=(ONE, PP2_PADDED)),
+    Model("qwen3_vl", "Qwen3-VL, images", DENSE, quick=(ONE_PADDED, CP2)),
 )
 
 

@@ -48,6 +48,7 @@ def negate(folder, monkeypatch):
     return flag
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_a_full_mask_is_what_padded_rows_attend_with(model, negate, ranks, tiny_family, trajectories_of, truth_of):
     batch = trajectories_of(model)

@@ -116,6 +116,7 @@ def hugging_face(tiny_family, tmp_path_factory):
     return responses
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "case",
     [

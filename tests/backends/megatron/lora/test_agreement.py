@@ -46,6 +46,7 @@ def one_rank(train_adapters):
     return functools.cache(train_adapters)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("family", "split"), [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in SPLITS]
 )
@@ -68,6 +69,7 @@ def test_gradients_that_are_not_summed_over_sequence_shards_are_noticed(one_rank
     assert found["adapter"] > 1e-3, found
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_written_adapter_is_the_merged_model_in_peft(family, one_rank, peft_model, hf_model, recorded):
     directory = one_rank(family).directory

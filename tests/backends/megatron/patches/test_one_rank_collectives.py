@@ -11,6 +11,7 @@ def facts(run_program, tmp_path_factory):
     return run_program("one_rank_collectives.py", world=2, tmp_path=tmp_path_factory.mktemp("collectives"))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("state", ["unpatched", "patched"])
 @pytest.mark.parametrize("overlap", ["", ", overlapping"])
 def test_buffers_hold_what_they_held(facts, state, overlap):

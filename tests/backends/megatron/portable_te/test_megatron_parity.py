@@ -69,6 +69,7 @@ def compared(run_program, tmp_path_factory):
     return compare
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("ranks", "family"), [(ranks, family) for ranks in FAMILIES for family in FAMILIES[ranks]])
 def test_packed_and_padded_logits_are_hugging_faces(compared, ranks, family):
     found = compared(ranks)[family]
@@ -77,6 +78,7 @@ def test_packed_and_padded_logits_are_hugging_faces(compared, ranks, family):
     assert found["without gradient"] == []
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("order", ["first", "last"])
 def test_peft_accelerate_and_transformers_beside_a_model(run_program, tmp_path, order):
     make_model("Qwen3", tmp_path)

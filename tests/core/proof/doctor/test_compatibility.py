@@ -21,6 +21,7 @@ def test_this_environment_is_in_order(subject):
     assert {"torch", "transformers", "mcore-bridge"} <= {name.partition(".")[2] for name in found}
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("package", "version", "range_"),
     [
@@ -40,6 +41,7 @@ def test_a_version_out_of_range_fails_with_who_asks_and_a_remedy(subject, site, 
     assert sorted(ranges) == sorted(set(ranges)), "who asks for the same is named once"
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("package", "extra", "bad"),
     [

@@ -120,6 +120,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_agent_that_fails_costs_its_sample_and_no_other(answer, fault):
     slow = {"timeout_s": 3.0} if fault == "hangs" else {}

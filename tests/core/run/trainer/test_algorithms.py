@@ -18,6 +18,7 @@ def sevens(samples):
 REWARD = {"rewards": [{"function": "task.py:sevens"}]}
 
 
+@pytest.mark.slow
 def test_the_loss_of_the_guide_trains(new_run):
     (code,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL)
     code = code.replace("from __future__ import annotations\n", "")
@@ -30,6 +31,7 @@ def test_the_loss_of_the_guide_trains(new_run):
     assert 0.5 < last["loss/metrics/mine/weight"] <= 1.2
 
 
+@pytest.mark.slow
 def test_an_advantage_of_a_users_trains_too(new_run):
     code = """
 import torch

@@ -23,6 +23,7 @@ def rounded(metrics):
     return {name: value for name, value in metrics.items() if not name.startswith(("rollout/", "endpoint/"))}
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("ahead", [False, True])
 def test_an_agent_is_trained_exactly_like_the_environment_that_does_the_same(new_calculator, tmp_path, ahead):
     rollout = {"stop": ["*"], "samples_per_prompt": 8, "max_new_tokens": 5, **({"max_staleness": 1} if ahead else {})}

@@ -59,6 +59,7 @@ def test_environments_that_fail_cost_their_samples_and_not_the_run(new_calculato
     assert all(record["turns"][-1].startswith("3") for record in failed)
 
 
+@pytest.mark.slow
 def test_an_environment_that_fails_for_all_of_a_later_round_costs_that_round(new_calculator, tmp_path):
     code = (EXAMPLES / "calculator.py").read_text() + (
         "\n\nclass Choosy(Calculator):\n    def reset(self, task):\n"

@@ -27,6 +27,7 @@ MIX = {
 }
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "sections",
     [

@@ -63,6 +63,7 @@ def test_scores_are_a_reward_with_its_weight_beside_functions_and_in_validation(
     assert found == pytest.approx(sum(examined) / 12, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_policy_learns_what_the_model_likes(new_run, judge):
     run = new_run(reward_model={"path": judge}, rewards=[ASKED], trainer={"total_steps": 25})
     run.train()

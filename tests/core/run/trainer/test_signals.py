@@ -36,6 +36,7 @@ def send_in(run, role, method, call, *numbers):
     run.executor.start = started
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 @pytest.mark.parametrize(
     ("role", "method", "done"),

@@ -71,6 +71,7 @@ def test_the_second_stage_begins_with_the_weights_of_the_first(stages, tmp_path)
     assert lines(tmp_path / "2-grpo" / "metrics.jsonl")[0]["rollout/log_prob_abs_diff"] < 1e-5
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     "killed", slow_but(["in the first", "at its end", "between them", "in the second"], "at its end", "in the second")
 )

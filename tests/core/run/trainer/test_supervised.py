@@ -110,6 +110,7 @@ def test_the_update_is_the_same_in_several_micro_batches(new_sft, tmp_path):
         assert other == pytest.approx(one, rel=1e-4)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("call", [1, 3, 5])
 def test_a_run_that_is_killed_and_resumed_equals_one_that_was_not(new_sft, tmp_path, call):
     sections = {"validation": {"sets": [HELD_OUT], "every_steps": 2}}

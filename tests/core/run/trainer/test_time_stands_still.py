@@ -98,6 +98,7 @@ def elsewhere(clock, monkeypatch):
     monkeypatch.setenv("TEST_TEMPLATE", "{{ strftime_now('%Y') }}{{ messages[0].content }}")
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_on_another_day_equals_one_that_was_not(dated_run, clock, monkeypatch, tmp_path):
     whole = tmp_path / "whole"
     dated_run(trainer={"total_steps": 3, "output_dir": str(whole)}).train()

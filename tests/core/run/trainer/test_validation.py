@@ -106,6 +106,7 @@ DISTURBING = {
 }
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("sections", DISTURBING.values(), ids=DISTURBING)
 def test_a_run_learns_the_same_with_and_without(new_run, tmp_path, sections):
     assert differs(new_run, tmp_path, sections) == []

@@ -60,6 +60,7 @@ def test_buckets_are_as_large_as_the_last_weights_need(started, monkeypatch):
     assert started.pool.describe() == [(3, {"factor": 3.0})] * 2
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("way", "sizes"), [("shared_memory", [1024]), ("network", [1024]), ("file", range(1025, 2048))]
 )
@@ -80,6 +81,7 @@ def test_an_adapter_goes_alone_and_what_is_sent_is_counted(started, way, sizes, 
         assert not seen
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("way", "fate", "where"),
     [

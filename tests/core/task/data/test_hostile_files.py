@@ -140,6 +140,7 @@ def start(runs, source, options):
         return error
 
 
+@pytest.mark.some(60)
 @pytest.mark.parametrize(("source", "make", "says"), CASES.values())
 def test_a_hostile_file_is_refused_in_words_or_read(runs, tmp_path, monkeypatch, capfd, source, make, says):
     """``says``: part of the error; None = it is read; empty = either."""
@@ -162,6 +163,7 @@ def test_a_hostile_file_is_refused_in_words_or_read(runs, tmp_path, monkeypatch,
     assert obeyed(shown) == set()
 
 
+@pytest.mark.slow
 def test_without_its_limits_a_bomb_takes_the_memory(runs, tmp_path, monkeypatch):
     """The twin of the test above: what it measures is there, and the limits are what keeps it small."""
     make = list_bomb(15_000, 100_000, plain=True, prompt=[None])

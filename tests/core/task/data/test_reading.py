@@ -57,6 +57,7 @@ def bomb(tmp_path):
     return file
 
 
+@pytest.mark.slow
 def test_a_table_of_gigabytes_in_a_few_kilobytes_is_refused(bomb, tokenizer):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(DataError, match="the process that reads it") as caught:

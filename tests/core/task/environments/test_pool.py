@@ -91,6 +91,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_costs_its_conversation_and_no_other(start, fault):
     pool = start(timeout_s=20 if fault == "eats" else 1.0, memory_gib=0.4 if fault == "eats" else None)

@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -111,6 +112,7 @@ def test_a_traceback_is_text_that_can_be_written():
     assert traced(ValueError("\ud800")) == "ValueError: \\ud800"
 
 
+@pytest.mark.slow
 def test_nonsense_of_a_reward_costs_its_sample_and_no_other(tmp_path):
     section = RewardSection(function=f"{HOSTILE}:lengths", timeout_s=60.0)
     right = {0: "abc", 7: "ab"}

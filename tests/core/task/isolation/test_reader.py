@@ -110,6 +110,7 @@ def reader():
     made.close()
 
 
+@pytest.mark.some(9)
 @pytest.mark.parametrize("name", DEEDS)
 def test_whatever_happens_is_an_error_in_words_and_the_next_call_is_answered(reader, name, monkeypatch):
     if name == "writes an endless answer":

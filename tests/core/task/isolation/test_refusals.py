@@ -49,6 +49,7 @@ def test_refused_calls_are_counted_by_name(run):
     assert "refused" not in run(PROBE + REFUSED, sabotage="nobody is asked")
 
 
+@pytest.mark.some(1)
 def test_a_flood_of_refused_calls_holds_up_nobody(run):
     ending = run(PROBE + FLOOD)
     assert (ending["status"], ending["late"], ending["refused"]) == (0, False, {"socket": 1000})

@@ -44,6 +44,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.some(12)
 @pytest.mark.parametrize("what", REFUSED)
 def test_it_is_refused(run, what):
     ending = run(REFUSED[what])
@@ -57,6 +58,7 @@ def test_without_the_filter_the_same_programs_would_get_through():
         assert subprocess.run([sys.executable, "-c", REFUSED[what]], check=False).returncode == 0, what
 
 
+@pytest.mark.some(1)
 def test_a_caller_may_have_any_number_of_open_files(run):
     for files in (1, 80, 92, 93, 94, 95, 96, 97, 98, 99, 100, 101, 200):
         assert run("print(input())", "given", files=files)["output"] == "given\n", files
@@ -181,6 +183,7 @@ time.sleep(1000)
         time.sleep(0.1)
 
 
+@pytest.mark.some(1)
 def test_loops_and_sleep_end(run):
     for program in ("while True: pass", "import time; time.sleep(1000)"):
         began = time.monotonic()

@@ -28,6 +28,7 @@ def started(tmp_path, function, **settings):
         yield score
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("numbers", slow_but(NONSENSE, "never", "at random"))
 def test_nonsense_costs_the_sample_that_hangs_or_dies_and_no_other(tmp_path, numbers):
     with started(tmp_path, "scribbles", options={"numbers": numbers}) as score:

@@ -127,6 +127,7 @@ def test_a_stopped_rank_is_found_by_its_heartbeat_with_its_stack(start):
     assert wait_until_gone(pids)
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_that_does_not_read_blocks_nobody(start):
     group = start(heartbeat_timeout_s=2.0)
     (pid,) = pids_of(group)

@@ -62,6 +62,7 @@ def test_ranks_that_wait_for_ever_are_named_with_their_collective_and_stacks(sta
     assert wait_until_gone(pids)
 
 
+@pytest.mark.slow
 def test_slow_ranks_are_waited_for_whatever_they_do(start):
     """Three take four times the limit: in Python, in a library, asleep; the fourth waits for them in all_reduce."""
     last = [("all_reduce",)]

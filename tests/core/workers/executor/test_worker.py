@@ -41,6 +41,7 @@ def exempt_in_a_build():
         pass
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("first", "in_each_build"),
     [(gc.unfreeze, exempt_before), (exempt_before, exempt_before), (exempt_objects, exempt_in_a_build)],

@@ -58,6 +58,7 @@ def installed(neutral, tmp_path_factory):
         yield
 
 
+@pytest.mark.some(1)
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("layout", ["thd", "bshd", pytest.param("cp2", marks=pytest.mark.slow)])
 def test_three_updates_agree_with_the_neutral_kernel(layout, neutral, follow):
