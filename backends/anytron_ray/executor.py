@@ -123,10 +123,16 @@ class RayExecutor(BaseExecutor):
         self._disconnects = cluster.connect()
         self.host = cluster.this_host()
         try:
-            cluster.require(config.parallel.world_size, config.rollout.replicas if self._apart else 0, self._resource)
+            self.require_replicas(config.rollout.replicas)
         except ConfigError:
             self._leave()
             raise
+
+    def require_replicas(self, count: int) -> None:
+        """Compare with the cluster, whether its devices are free or not."""
+        from anytron_ray import cluster
+
+        cluster.require(self._config.parallel.world_size, count if self._apart else 0, self._resource)
 
     def start(self, spec: GroupSpec) -> RayWorkerGroup:
         """Start one process per rank. Waits until Ray has placed them.

@@ -53,7 +53,7 @@ class Chip(CpuRuntime):
         return MemoryStats(0, 0, 0, 8 * 10**9)
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", [*SMALL, *(pytest.param(name, marks=pytest.mark.slow) for name in MINUTES)])
 def test_each_prints_one_object_or_tables(name):
     program = [sys.executable, str(ROOT / "benchmarks" / name), *(SMALL | MINUTES)[name]]

@@ -42,6 +42,7 @@ def test_what_changes_a_run_is_caught_by_the_check_that_is_about_it(mutant, labo
     assert set(finding.checks) == failing, finding
 
 
+@pytest.mark.slow
 def test_what_breaks_its_contract_ends_the_run(laboratory):
     finding = laboratory.look(sequence_mutants.DropsLast)
     assert finding.ended

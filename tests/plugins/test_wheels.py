@@ -79,6 +79,7 @@ def run(environment: Path, *command: str, cwd: Path | None = None, **variables: 
     )
 
 
+@pytest.mark.slow
 def test_the_extra_brings_the_platform_and_the_command_lists_it(installed):
     done = run(installed, "anytron", "plugins", "list", "--json")
     assert done.returncode == 0, done.stderr

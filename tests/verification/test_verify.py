@@ -355,6 +355,7 @@ def test_a_platform_with_a_kernel_mode_of_its_own_passes(tmp_path):
     assert "thd 'basalt_lengths' attends as defined" in results["mask-conformance"]["detail"]
 
 
+@pytest.mark.slow
 def test_a_platform_of_packed_sequences_alone_is_asked_for_no_others(tmp_path):
     """Its kernel would raise."""
     path = os.pathsep.join([*packed_platform.install_into(tmp_path), os.environ.get("PYTHONPATH", "")])

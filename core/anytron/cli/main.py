@@ -55,6 +55,7 @@ app.command(short_help="Check that a model is computed correctly on this machine
 app.command(short_help="Check a platform against the contract.")(check_commands.conformance)
 app.command(short_help="Write one HTML file about one or several runs.")(run_commands.report)
 app.command(short_help="Show a run live in the terminal.")(run_commands.watch)
+app.command(short_help="Add or remove rollout processes of a run.")(run_commands.scale)
 app.command(short_help="Find where an update gave NaN or infinity.")(run_commands.replay)
 app.command(short_help="Let a model answer prompts.")(run_commands.chat)
 app.command(short_help="Serve a model with OpenAI's API.")(run_commands.serve)

@@ -12,6 +12,7 @@ from tests.core.workers.executor.processes import free_port
 PROGRAM = Path(__file__).parent / "programs" / "conformance.py"
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_conformance(ranks):
     shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}

@@ -28,6 +28,7 @@ def test_what_machines_lack_is_one_error_before_a_process_starts(ray, make_execu
     assert not (tmp_path / "run/logs").exists(), "no process was started"
 
 
+@pytest.mark.slow
 def test_a_machine_that_does_not_say_whom_it_reaches_is_not_taken_for_one_that_reaches_all(ray, monkeypatch):
     said = Introduction("there", {}, 0, {}, (), (), port=1234)
     both = [Machine(address, None, said) for address in ("192.0.2.1", "192.0.2.2")]

@@ -86,6 +86,7 @@ def test_an_exempt_object_is_freed_with_its_last_reference():
     assert freed
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("exempt", [exempt_objects, gc.freeze], ids=["by Anytron", "by others"])
 def test_who_refers_to_an_object_is_found_also_if_anytron_has_exempted_it(exempt):
     collect_all()

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 LOCK = ".lock"
 SINKS, PROFILE = "tracking", "profile"
 """Directories of ``tracking.sinks`` and of ``trainer.profile``."""
+REPLICAS = "replicas.wanted"
+"""File with the number of replicas that ``anytron scale`` has asked for."""
 CONTENTS = (
     "config.yaml",
     "patches.json",
@@ -37,6 +39,7 @@ CONTENTS = (
     "initial_model",
     "bad_batches",
     "checkpoints",
+    REPLICAS,
     RECORD,  # the last to go: without it nothing here is ours
 )
 """What a run writes, besides its logs; ``trainer.overwrite`` deletes these and the logs, and nothing else."""

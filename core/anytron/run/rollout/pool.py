@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from typing_extensions import TypeVarTuple
 
-from anytron.base.errors import ProcessLost, TransferError
+from anytron.base.errors import ProcessLost
 from anytron.base.metric import largest
 from anytron.base.seeds import response_seed
 from anytron.run.groups import rollout_group
-from anytron.run.rollout.replica import Replica, mistake_in
+from anytron.run.rollout.replica import Replica, give_weights, mistake_in, share
 from anytron.workers.engines.rollout_engine import (
     GenerationRequest,
     ObservableRollout,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from typing_extensions import Unpack
 
-    from anytron.base.errors import AnytronError
+    from anytron.base.errors import AnytronError, TransferError
     from anytron.config.generation import RolloutSection
     from anytron.run.rollout.replica import GiveWeights
     from anytron.serving.desk import Desk
@@ -201,15 +201,30 @@ class RolloutPool:
         """Send new weights to all replicas at the same time; return their version. Responses in progress use them.
 
         A replica that receives only a part of them never generates: it is replaced, and its successor receives all
-        weights, as do successors of replicas that are lost later, until :meth:`withdraw_weights`.
+        weights, as do successors of replicas that are lost later, and replicas that join, until
+        :meth:`withdraw_weights`.
         """
         self._give = give
         for replica in self._replicas:
             replica.version = None
-        self._work_until(lambda: all(replica.version is not None for replica in self._replicas))
-        (version,) = {replica.version for replica in self._replicas}
+        self._work_until(lambda: all(each.version is not None for each in self._replicas if each.awaited))
+        (version,) = {replica.version for replica in self._replicas if replica.awaited}
         assert version is not None, "that was waited for"
         return version
+
+    def resize(self, count: int) -> None:
+        """Start or end replicas, so that there are ``count``. New ones join when their engines are built.
+
+        Other replicas generate the responses of those that leave, with the same tokens.
+
+        Raises:
+            AnytronError: The executor could not start a process. The replicas that it has started stay.
+        """
+        while len(self._replicas) > count:
+            self._queue = [*self._abandoned(self._replicas.pop()), *self._queue]
+        self._settings = self._settings.model_copy(update={"replicas": count})
+        for index in range(len(self._replicas), count):
+            self._replicas.append(self._start(index, joins=True))
 
     @property
     def failed(self) -> bool:
@@ -231,7 +246,7 @@ class RolloutPool:
         with self._without_guests():
             self.finish_in_flight()  # an engine that sleeps has no requests
             self._give = None  # those who sleep wait for the next weights, and so do their successors
-            found = [self._ask(index, SleepingRollout.sleep) for index in range(len(self._replicas))]
+            found = [self._ask(one.index, SleepingRollout.sleep) for one in list(self._replicas) if one.awaited]
         for replica in self._replicas:
             replica.version = None
         return {
@@ -255,10 +270,10 @@ class RolloutPool:
         finally:
             self._admits = before
 
-    def _start(self, index: int) -> Replica:
+    def _start(self, index: int, *, joins: bool = False) -> Replica:
         if self._within is not None:
             return Replica(index, self._within)
-        return Replica(index, self._executor.start(rollout_group(self._settings, index)))
+        return Replica(index, self._executor.start(rollout_group(self._settings, index)), joins=joins)
 
     def _ask(
         self, index: int, method: Callable[[Any, Unpack[Arguments]], Answer], *arguments: Unpack[Arguments]
@@ -326,44 +341,29 @@ class RolloutPool:
             return
         elif given_up := sorted(self._cancelled & replica.held.keys()):
             replica.begin(RolloutEngine.abort, given_up, then=lambda _: self._drop(replica, given_up))
-        elif share := self._share_of(replica):
-            replica.hold(share)
-            replica.begin(RolloutEngine.submit, share)
+        elif requests := self._share_of(replica):
+            replica.hold(requests)
+            replica.begin(RolloutEngine.submit, requests)
         elif replica.held:
             replica.begin(RolloutEngine.poll, POLL_S, then=lambda answers: self._take(replica, answers))
 
     def _give_weights(self) -> bool:
         """Send weights to replicas that lack them, once each can take them; return whether weights were sent."""
-        lacking = [replica for replica in self._replicas if replica.version is None]
+        lacking = [replica for replica in self._replicas if replica.version is None and replica.awaited]
         if self._give is None or not lacking or any(replica.call is not None for replica in lacking):
             return False
-        given = self._give([replica.group for replica in lacking])
-        for replica, answer in zip(lacking, given.answers, strict=True):
-            if isinstance(answer, (ProcessLost, TransferError)):
-                self._replace(replica, answer)
-            elif isinstance(answer, Exception):
-                raise answer
-            elif answer != given.version:
-                mistake = f"it has weights of version {answer}, but version {given.version} was sent"
-                self._replace(replica, replica.mistrusted(mistake))
-            else:
-                replica.take_weights(answer)
+        for replica, error in give_weights(self._give, lacking):
+            self._replace(replica, error)
         return True
 
     def _share_of(self, replica: Replica) -> list[GenerationRequest]:
         """Take requests from the queue until the replica holds an equal part of all unfinished requests."""
         # A replica that cannot get weights yet takes no part.
-        held = [len(each.held) for each in self._replicas if each.version is not None or self._give is not None]
-        part = -(-(len(self._queue) + sum(held)) // len(held))
-        count = max(0, min(part, self._settings.max_batch_size) - len(replica.held))
-        if self.guests is not None and self._queue:
-            # An engine has one temperature at a time, and guests and a validation may have different ones.
-            (first, _) = next(iter(replica.held.values()), (self._queue[0], 0))
-            wanted = first.sampling.temperature
-            same = itertools.takewhile(lambda one: one.sampling.temperature == wanted, self._queue)
-            count = min(count, sum(1 for _ in same))
-        share, self._queue = self._queue[:count], self._queue[count:]
-        return share
+        taking = [one for one in self._replicas if one.awaited and (one.version is not None or self._give is not None)]
+        mixed = self.guests is not None
+        count = share(replica, taking, self._queue, self._settings.max_batch_size, temperatures_differ=mixed)
+        given, self._queue = self._queue[:count], self._queue[count:]
+        return given
 
     def _take(self, replica: Replica, answers: Sequence[Sequence[tuple[int, Response]]]) -> None:
         for number, response in itertools.chain.from_iterable(answers):
@@ -385,11 +385,16 @@ class RolloutPool:
             del replica.held[number]
 
     def _replace(self, replica: Replica, error: ProcessLost | TransferError) -> None:
-        replica.group.end()
+        kept = self._abandoned(replica)
         if self._lost is None:
             raise error
         self._lost(error, "another process takes its place")
+        self._queue = [*kept, *self._queue]
+        self._replicas[replica.index] = self._start(replica.index, joins=not replica.awaited)
+
+    def _abandoned(self, replica: Replica) -> list[GenerationRequest]:
+        """End a replica's process; return its requests."""
+        replica.group.end()
         kept = [request for number, (request, _) in replica.held.items() if number not in self._cancelled]
         self._cancelled -= replica.held.keys()
-        self._queue = [*kept, *self._queue]
-        self._replicas[replica.index] = self._start(replica.index)
+        return kept

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from typing_extensions import TypeVarTuple
 
-from anytron.base.errors import ProcessLost
+from anytron.base.errors import ProcessLost, TransferError
 from anytron.workers.engines.rollout_engine import RolloutEngine
 from anytron.workers.executor.protocol import submit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from typing_extensions import Unpack
 
@@ -34,9 +34,10 @@ class Replica:
     Args:
         index: Index of the replica.
         group: Process of the replica; the training ranks if they generate.
+        joins: Whether the replica joins a run that goes on, which does not wait for it.
 
     Attributes:
-        index, group: The arguments.
+        index, group, joins: The arguments.
         ready: Whether the engine is built.
         version: Version of the engine's weights; None if they are not the current ones.
         versions: Versions of all weights that the engine has had, oldest first.
@@ -45,8 +46,8 @@ class Replica:
         polled: Whether the current call is a poll.
     """
 
-    def __init__(self, index: int, group: WorkerGroup) -> None:
-        self.index, self.group = index, group
+    def __init__(self, index: int, group: WorkerGroup, *, joins: bool = False) -> None:
+        self.index, self.group, self.joins = index, group, joins
         self.ready = False
         self.version: int | None = None
         self.versions: list[int] = []
@@ -54,6 +55,11 @@ class Replica:
         self.call: Pending | None = None
         self.polled = False
         self._then: Callable[[Any], None] | None = None
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the run waits for it: its engine is built, or it has been there from the start."""
+        return self.ready or not self.joins
 
     def begin(
         self,
@@ -122,6 +128,35 @@ def mistake_in(
     return None
 
 
+def share(
+    replica: Replica,
+    taking: Sequence[Replica],
+    queue: Sequence[GenerationRequest],
+    limit: int,
+    *,
+    temperatures_differ: bool,
+) -> int:
+    """Return how many requests of a queue give a replica an equal part of all unfinished requests.
+
+    Args:
+        replica: The replica.
+        taking: All replicas that take a part, with this one.
+        queue: The requests that no replica has.
+        limit: Most requests that a replica may hold (``rollout.max_batch_size``).
+        temperatures_differ: Whether the temperatures of the requests may differ. An engine has one at a time: the part
+            ends at the first request that has another temperature than what the replica holds.
+    """
+    if not queue:
+        return 0
+    part = -(-(len(queue) + sum(len(one.held) for one in taking)) // len(taking))
+    count = max(0, min(part, limit) - len(replica.held))
+    if temperatures_differ:
+        (first, _) = next(iter(replica.held.values()), (queue[0], 0))
+        wanted = first.sampling.temperature
+        count = min(count, sum(1 for _ in takewhile(lambda one: one.sampling.temperature == wanted, queue)))
+    return count
+
+
 @dataclass(frozen=True)
 class WeightAnswers:
     """The outcome of loading weights into the engines.
@@ -134,3 +169,20 @@ class WeightAnswers:
 
     version: int
     answers: Sequence[int | AnytronError]
+
+
+def give_weights(
+    give: GiveWeights, replicas: Sequence[Replica]
+) -> Iterator[tuple[Replica, ProcessLost | TransferError]]:
+    """Send weights to replicas; yield those that must be replaced, each with the error. Other errors are raised."""
+    given = give([replica.group for replica in replicas])
+    for replica, answer in zip(replicas, given.answers, strict=True):
+        if isinstance(answer, (ProcessLost, TransferError)):
+            yield replica, answer
+        elif isinstance(answer, Exception):
+            raise answer
+        elif answer != given.version:
+            mistake = f"it has weights of version {answer}, but version {given.version} was sent"
+            yield replica, replica.mistrusted(mistake)
+        else:
+            replica.take_weights(answer)

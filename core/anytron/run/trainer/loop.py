@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,12 +23,13 @@ from anytron.run.preflight.prepare import prepare, prepare_held_out, prepare_pro
 from anytron.run.preflight.rehearsal import require_earnable
 from anytron.run.rollout.endpoint import endpoint_key, open_endpoint
 from anytron.run.rollout.prefetch import RolloutPrefetch
+from anytron.run.rollout.scaling import Scaling
 from anytron.run.rollout.turns import turns_of
 from anytron.run.trainer.alarms import SkippedSteps
 from anytron.run.trainer.experience import ExperienceMaker
 from anytron.run.trainer.frame import Attempt, RunFrame, RunSummary
 from anytron.run.trainer.interruptions import Restarts
-from anytron.run.trainer.metrics import check_agreement, step_metrics
+from anytron.run.trainer.metrics import check_agreement, devices_of, step_metrics
 from anytron.run.trainer.models import write_random_model
 from anytron.run.trainer.non_finite import GuardedUpdates
 from anytron.run.trainer.supervised import fine_tune
@@ -174,6 +176,10 @@ def _train(
     prefetch = RolloutPrefetch(config, prepared, rollout, turns)
     maker = ExperienceMaker(config, prefetch, score_rewards.beside(judge), prepared.tokenizer, run)
     validation = Validation(config, examined, rollout, turns, judge, run, endpoint)
+    notes, replicas = attempt.progress, config.rollout.replicas
+    scaling = Scaling(run.path, rollout, attempt.executor, replicas, notes.note, notes.warn)
+    if not attempt.restarts.has_lost:
+        scaling.forget()
     facts = {"rollout": rollout.describe()} | ({} if judge is None else {"reward_model": judge.describe()})
     frame = RunFrame(attempt, trainer, prefetch, prepared.tokenizer, validation, facts)
     learner = _Learner(config, trainer, frame, attempt.start.step)
@@ -190,6 +196,8 @@ def _train(
         for step in frame.steps():
             with step.clock.measure("rollout"), frame.checkpoints.interruptible():
                 prefetch.finish_in_flight()  # what is under way, if anything is: rollout.max_staleness
+                if scaling.follow():
+                    frame.throughput = replace(frame.throughput, devices=devices_of(config, scaling.replicas))
             with transfer.measured(step.clock):  # also before the first rollout: it has no weights yet
                 memory = send_weights(step.number)
             if not frame.begin(step):

@@ -177,8 +177,7 @@ class Throughput:
     @classmethod
     def of(cls, config: RunConfig, facts: Sequence[Mapping[str, Any]]) -> Throughput:
         """Take the numbers of a run from its configuration and from the reports of its training ranks."""
-        separate = config.rollout.placement == "separate" and not generates_in_training(config)
-        devices = config.parallel.world_size + (config.rollout.replicas if separate else 0)
+        devices = devices_of(config, config.rollout.replicas)
         said = [rank.get("peak_flops") or {"per_s": None, "source": "the engine reports no peak"} for rank in facts]
         unknown = [peak["source"] for peak in said if peak["per_s"] is None]
         total = None if unknown else sum(peak["per_s"] for peak in said)
@@ -216,3 +215,9 @@ class Throughput:
             needed = self.epochs * sum(model.update(lengths) for model in models)
             found["throughput/mfu"] = needed / clock.seconds["update"] / self.peak_per_s
         return found
+
+
+def devices_of(config: RunConfig, replicas: int) -> int:
+    """Return the number of devices of a run with so many rollout replicas."""
+    separate = config.rollout.placement == "separate" and not generates_in_training(config)
+    return config.parallel.world_size + (replicas if separate else 0)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from anytron.base.components import find_component
+from anytron.base.errors import ConfigError
 from anytron.workers.executor.address import Stores
 from anytron.workers.executor.base import (
     BaseExecutor,
@@ -103,6 +104,18 @@ class LocalExecutor(BaseExecutor):
         group = LocalWorkerGroup(spec.engine_name, processes, stores, self._config.executor)
         self._groups.append(group)
         return group
+
+    def require_replicas(self, count: int) -> None:
+        """Compare with the devices of this machine."""
+        ranks, devices = self._config.parallel.world_size, self._session.probe.devices
+        if self._config.rollout.placement == "separate" and ranks + count > devices:
+            raise ConfigError(
+                "There are too few devices for the replicas.",
+                where=f"rollout.replicas = {count}",
+                why=f"{ranks} training rank{'' if ranks == 1 else 's'} and {count} replicas need one each, and "
+                f"{self._session.platform.name} has {devices}",
+                fix=f"ask for at most {devices - ranks}",
+            )
 
     def end(self) -> None:
         """End every process, also those of groups that were warmed up and never started."""

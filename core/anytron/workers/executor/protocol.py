@@ -211,6 +211,13 @@ class Executor(Protocol):
             WorkerError: A process could not be started.
         """
 
+    def require_replicas(self, count: int) -> None:
+        """Check that there is a device for each of ``count`` replicas, if they share none with training ranks.
+
+        Raises:
+            ConfigError: There are too few.
+        """
+
     def wait(self, calls: Sequence[Pending], timeout_s: float = math.inf) -> list[Pending]:
         """Wait until one of several calls of this executor's groups has returned or failed.
 

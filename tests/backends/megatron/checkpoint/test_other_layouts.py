@@ -37,6 +37,7 @@ def assert_continues(saved, continued, tolerance=2e-5):
     assert max(moved) > 100 * tolerance
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("change", slow_but(DENSE, "tp1-tp2", "pp2-dp2"))
 def test_a_dense_model(change, save, resume):
     before, after = DENSE[change]

@@ -120,6 +120,7 @@ def installed(configurations, tmp_path_factory):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_what_is_not_refused_is_built(installed):
     sizes = dict(installed["built"])
     contradiction = sizes.pop("sizes of experts and no experts")

@@ -94,6 +94,7 @@ def test_a_gpu_agrees_with_the_processor(sequence_format, one_rank, follow, monk
     assert found["weights"] <= 5e-5, found
 
 
+@pytest.mark.slow
 def test_a_broken_all_reduce_is_noticed(one_rank, follow, write_extension):
     """A tensor-parallel sum that forgets the other ranks."""
     write_extension("megatron.core.tensor_parallel.mappings:_reduce", "lambda original: lambda x, group=None: x")

@@ -148,6 +148,7 @@ class Plugin:
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_sees_its_own_tokens_only_is_noticed(install_plugin, differences):
     """A loss of tokens has the same gradient then; that of a sequence has not."""
     install_plugin(BLIND)

@@ -67,6 +67,7 @@ class Plugin:
 """
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
@@ -83,6 +84,7 @@ def test_values_without_their_gradient_are_noticed(answer, said, install_plugin,
     assert said in gradients.detail
 
 
+@pytest.mark.slow
 def test_values_that_are_not_negative_are_noticed(install_plugin, compare):
     install_plugin(SABOTEUR.format(answer="flat.clamp(min=0.0)"))
     values, _ = compare()
@@ -90,6 +92,7 @@ def test_values_that_are_not_negative_are_noticed(install_plugin, compare):
     assert values.difference > 0.1
 
 
+@pytest.mark.slow
 def test_an_export_that_is_not_what_was_loaded_is_noticed(write_extension, compare):
     write_extension(
         "anytron_megatron.models.bridge:BridgeSource.export",

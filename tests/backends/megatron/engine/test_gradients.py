@@ -221,12 +221,14 @@ def test_a_log_prob_kernel_without_gradient_for_the_output_layer_is_named(sabota
     assert "the log_prob kernel's backward pass" in found.detail
 
 
+@pytest.mark.slow
 def test_an_entropy_without_gradient_is_noticed(sabotage):
     found = sabotage("entropy")
     assert "the first is lm_head.weight" in found.detail
     assert found.difference >= 1e-2
 
 
+@pytest.mark.slow
 def test_a_postprocess_that_detaches_everything_is_noticed(sabotage):
     found = sabotage("everything")
     assert "47 of 47 parameters" in found.detail

@@ -65,6 +65,7 @@ def test_another_gradient_is_noticed(built, run, said, engine, recorded):
     assert said in found.detail
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_reported_wrongly_is_noticed(write_extension, engine, recorded):
     write_extension(
         "anytron_megatron.training.trained_model:forward_backward",

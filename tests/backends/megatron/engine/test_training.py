@@ -28,6 +28,7 @@ def test_the_distributed_optimizer_agrees_with_the_plain_one(follow):
         assert (weight - shared.weights[name]).abs().mean() < 1e-5, name
 
 
+@pytest.mark.slow
 def test_bfloat16_learns_in_steps_smaller_than_bfloat16_can_show(start_engine, recorded, policy_loss):
     """Updates of 1e-6 vanish in bfloat16; they add up only in the optimizer's float32 copies."""
     with start_engine(model={"dtype": "bfloat16"}, optimizer={"name": "adam", "lr": 1e-6}) as (

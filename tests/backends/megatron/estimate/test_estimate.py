@@ -73,7 +73,7 @@ BUFFERS = {"latent": 2 * 3 * (16 + 16), "vision": 2 * 32, "vision-pipeline": 32}
 experts; the frequencies of a vision tower. All others have none."""
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("layout", "dtype", "shared"),
     [

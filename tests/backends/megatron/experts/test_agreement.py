@@ -56,7 +56,7 @@ def test_the_weights_move_and_would_route_otherwise(one_rank, tiny_family):
     assert (chosen != would_be).any(-1).float().mean() > 0.05
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("split", slow_but(SPLITS, "dp2-ep2", "tp2-sp-etp2", "cp2-ep2-bshd"))
 def test_a_split_agrees_with_one_rank(split, one_rank, train):
     other = train(**SPLITS[split])
@@ -66,6 +66,7 @@ def test_a_split_agrees_with_one_rank(split, one_rank, train):
     assert found["weights"] <= 1e-5, found
 
 
+@pytest.mark.slow
 def test_routing_that_is_replayed_for_the_wrong_tokens_is_noticed(one_rank, train, extension):
     extension(
         "@hookimpl",
@@ -82,6 +83,7 @@ def test_routing_that_is_replayed_for_the_wrong_tokens_is_noticed(one_rank, trai
     assert differences(one_rank, train())["metrics"] > 1e-3
 
 
+@pytest.mark.slow
 def test_experts_whose_gradients_are_not_summed_over_their_copies_are_noticed(one_rank, train):
     """What configuration refuses: before 0.19 Megatron leaves copies of experts on tensor-parallel ranks alone."""
     refused = {"tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
@@ -97,6 +99,7 @@ def one_rank_with_adam(train):
     return train(**ADAM)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("shared", [False, True])
 def test_adam_agrees_with_the_distributed_optimizer_and_without(shared, one_rank_with_adam, train):
     one = one_rank_with_adam

@@ -103,6 +103,7 @@ def test_shards_in_the_wrong_order_are_noticed(
         assert figures.gradients > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "factor",
     [

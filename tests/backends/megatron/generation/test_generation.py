@@ -178,6 +178,7 @@ def test_requests_that_were_given_up_are_not_generated(ranks, tiny_family):
     assert workers.group.call("poll", 1.0) == [[], []]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "layout", "lora"),
     [

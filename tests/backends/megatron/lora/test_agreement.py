@@ -46,7 +46,7 @@ def one_rank(train_adapters):
     return functools.cache(train_adapters)
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("family", "split"), [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in SPLITS]
 )
@@ -56,6 +56,7 @@ def test_a_split_agrees_with_one_rank(family, split, one_rank, train_adapters):
     assert max(found.values()) <= 1e-5, found
 
 
+@pytest.mark.slow
 def test_gradients_that_are_not_summed_over_sequence_shards_are_noticed(one_rank, train_adapters, write_extension):
     """With sequence parallelism, factors that are whole on every rank see only a part of the tokens there."""
     write_extension(

@@ -99,6 +99,7 @@ def test_an_update_with_a_nan_on_one_rank_changes_nothing(
         assert torch.equal(after[name], weight), name
 
 
+@pytest.mark.slow
 def test_expert_biases_that_are_not_put_back_are_noticed(
     start_engine, recorded, poisoned, policy_loss, tiny_family, write_extension
 ):

@@ -26,7 +26,7 @@ def plain(follow):
     }
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_it_changes_nothing(shared, recompute, plain, follow):

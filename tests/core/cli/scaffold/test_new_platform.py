@@ -51,6 +51,7 @@ def test_the_package_is_the_template_under_another_name(tmp_path):
     assert compileall.compile_dir(tmp_path, quiet=1)
 
 
+@pytest.mark.slow
 def test_a_name_that_contains_that_of_the_template_is_put_in_once(tmp_path):
     """It is loaded as an installed distribution is, and says on what it computes."""
     directory = write_package(names_of("left-acme2"), tmp_path)
@@ -132,6 +133,7 @@ def test_who_has_installed_it_is_told_how_to_begin_again(tmp_path, monkeypatch):
     assert caught.value.fix.startswith("pip uninstall anytron-acme, or choose another name")
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("project", [TEMPLATE, SAMPLE], ids=["template", "sample"])
 def test_its_tests_run_within_a_folder_that_has_other_settings(tmp_path, project):
     """Such as a clone of this repository, whose own need plugins of pytest."""

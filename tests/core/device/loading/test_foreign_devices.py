@@ -89,6 +89,7 @@ print(is_torch_npu_available(), is_npu_available())
 """
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("hidden", [True, False])
 def test_transformers_runs_beside_one_that_cannot_be_imported(site, device, hidden):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site.path), *sys.path])}

@@ -245,3 +245,62 @@ def test_when_none_lives_the_run_ends_with_the_last_ones_words():
     pool.load_weights(weights(1))
     with pytest.raises(ProcessLost, match="was killed"):
         pool.finish(pool.begin(PROMPTS, SAMPLING, 4, seed=0))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_replicas_that_join_and_leave_change_no_response(expected, seed):
+    """Between two steps, and while responses are under way, with weights that can be given and without."""
+    executor = Executor(seed)
+    pool, found = pool_of(executor, 2), []
+    counts = iter(executor.order.choices(range(1, 5), k=20))
+    for step in (1, 2):
+        pool.resize(next(counts))
+        pool.load_weights(weights(step))
+        generation = pool.begin(PROMPTS, SAMPLING, 4, seed=step)
+        for _ in range(3):
+            pool._work_until(iter((False, True)).__next__)
+            pool.resize(next(counts))
+        if executor.order.random() < 0.5:
+            pool.withdraw_weights()
+            pool.resize(len(pool._replicas) + 1)
+        found.append(pool.finish(generation))
+    assert found == expected
+    assert sum(not group.ended for group in executor.groups) == len(pool._replicas)
+
+
+def test_a_replica_that_joins_is_not_waited_for_and_generates_once_its_engine_is_built():
+    class Builds(Engine):
+        ready = False
+
+    executor = Executor(make=lambda number, order: (Engine if number == 0 else Builds)(order))
+    executor.wait = lambda calls, timeout_s: [
+        call
+        for call in calls
+        if any(group.under_way is call and getattr(group.engine, "ready", True) for group in executor.groups)
+    ]
+    pool = pool_of(executor, 1)
+    pool.load_weights(weights(1))
+    pool.resize(2)
+    assert pool.load_weights(weights(2)) == 2
+    pool.finish(pool.begin(PROMPTS, SAMPLING, 4, seed=0))
+    first, joined = executor.groups
+    assert (len(first.engine.seen), joined.engine.seen) == (40, [])
+
+    joined.engine.ready = True
+    pool.finish(pool.begin(PROMPTS, SAMPLING, 4, seed=0))
+    assert joined.engine.version == 2, "the weights that the other has"
+    pool.finish(pool.begin(PROMPTS, SAMPLING, 4, seed=0))
+    assert len(joined.engine.seen) == 20
+
+
+def test_what_a_replica_holds_that_leaves_is_generated_by_others():
+    executor = Executor()
+    pool = pool_of(executor, 2)
+    pool.load_weights(weights(1))
+    generation = pool.begin(PROMPTS, SAMPLING, 4, seed=0)
+    pool._work_until(lambda: executor.groups[1].engine.held)
+    left = len(executor.groups[1].engine.held)
+    pool.resize(1)
+    assert left
+    assert executor.groups[1].ended
+    assert len(pool.finish(generation)) == len(PROMPTS)

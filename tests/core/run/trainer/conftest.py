@@ -15,6 +15,7 @@ import yaml
 from safetensors.torch import load_file
 
 from anytron.base import components
+from anytron.base.errors import ConfigError
 from anytron.config.anchor import anchor
 from anytron.config.schema import RunConfig
 from anytron.device.hooks.types import ProcessInfo
@@ -84,6 +85,9 @@ class InProcessGroup:
     def scatter(self, method, shares):
         return self.submit_each(method, shares).result()
 
+    def end(self):
+        self.ended = True
+
 
 class Forgetful:
     """A rollout engine that ends every n-th response before its first token."""
@@ -115,6 +119,7 @@ class InProcessExecutor:
 
     on_this_machine = False
     config: RunConfig
+    devices: int = 4
     started: list = field(default_factory=list)
     ended: int = 0
     lose_every: int | None = None
@@ -123,6 +128,10 @@ class InProcessExecutor:
 
     def warm_up(self, specs):
         pass
+
+    def require_replicas(self, count):
+        if count > self.devices:
+            raise ConfigError("There are too few devices.", why=f"there are {self.devices}")
 
     def end(self):
         self.ended += 1

@@ -134,6 +134,7 @@ def test_every_rank_needs_its_arguments_once(start):
     assert group.ended
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("placement", "chips", "replica", "replicas", "sees"),
     [

@@ -32,6 +32,7 @@ DIFFERENT = (
 )
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("plans", "held", "missing"),
     [

@@ -1,0 +1,56 @@
+"""``anytron scale``: ask a run that goes on for another number of rollout replicas."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from anytron.base.errors import ConfigError
+from anytron.base.files import exhausted, write_durably
+from anytron.config.schema import RunConfig
+from anytron.record.report.run import Run, State
+from anytron.record.tracking.claim import REPLICAS
+from anytron.run.preflight.capabilities import generates_in_training
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def ask_for_replicas(path: Path, count: int) -> str:
+    """Write the wanted number of replicas into a run's directory.
+
+    Args:
+        path: The run's directory.
+        count: Number of replicas, 1 or more.
+
+    Returns:
+        What the run will do, in a sentence.
+
+    Raises:
+        ConfigError: The directory is no run's, the run does not go on, or it has no replicas.
+    """
+    run = Run(path)
+    if run.record is None or run.state not in (State.GOING, State.UNKNOWN):
+        raise ConfigError(
+            "Only a run that goes on can get other replicas.",
+            where=str(run.path),
+            why="its run.json cannot be read" if run.record is None else f"the run is {run.state.value}",
+            fix=f"continue it with the other number: anytron train CONFIG resume=auto rollout.replicas={count}",
+        )
+    config = RunConfig.model_validate(run.record.config)
+    if config.supervised or generates_in_training(config):
+        raise ConfigError(
+            "This run has no replicas.",
+            where=str(run.path),
+            why="it generates no responses" if config.supervised else "its training ranks generate the responses",
+            fix="only runs with rollout processes, such as those of rollout.engine=transformers, have replicas",
+        )
+    try:
+        write_durably(run.path / REPLICAS, f"{count}\n")
+    except OSError as error:
+        raise exhausted(error, str(run.path)) or ConfigError(
+            "The number of replicas cannot be written into the run's directory.",
+            where=str(run.path / REPLICAS),
+            why=str(error),
+            fix="run the command as the user to whom the run belongs",
+        ) from error
+    return f"{run.path} takes {count} replica{'' if count == 1 else 's'} before its next step"
