@@ -42,7 +42,7 @@ def ask_for_replicas(path: Path, count: int) -> str:
             "This run has no replicas.",
             where=str(run.path),
             why="it generates no responses" if config.supervised else "its training ranks generate the responses",
-            fix="only runs with rollout processes, such as those of rollout.engine=transformers, have replicas",
+            fix="choose a run with rollout processes: rollout.engine=transformers or vllm",
         )
     try:
         write_durably(run.path / REPLICAS, f"{count}\n")
