@@ -1,13 +1,17 @@
 """vLLM on NPUs: its requirements, and settings with which its weights may be replaced. Imports neither package.
 
 Sources are files of vllm-ascend: main at 182b75e (August 2026) and the branches releases/v0.23.0 to releases/v0.26.0rc.
-This code was never run on an NPU.
+The tests in ``plugins/ascend/tests/vllm_ascend`` read there what is said here. This code was never run on an NPU.
 """
 
 from __future__ import annotations
 
+import json
+import re
+from dataclasses import dataclass
 from importlib.metadata import distributions
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement as Dependency
 from packaging.specifiers import SpecifierSet
@@ -16,15 +20,18 @@ from anytron import ConfigEdit, Diagnostic, Requirement
 from anytron_vllm import find_installation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from importlib.metadata import Distribution
 
     from anytron import RunConfig
     from anytron_vllm import Installation
 
 PACKAGE = "vllm-ascend"
-NZ_MODE = "weight_nz_mode"
-"""Key of vllm-ascend's configuration: 0 = weights keep their layout."""
+ADDITIONAL = "rollout.options.engine_args.additional_config"
+"""vLLM's argument with vllm-ascend's own configuration."""
+NZ_MODE, FUSED_MC2 = "weight_nz_mode", "enable_fused_mc2"
+"""Keys of vllm-ascend's configuration. Each overrides a variable of the environment (``_get_config_value`` in
+vllm_ascend/ascend_config.py)."""
 PINNED = ("torch", "torch-npu", "triton-ascend")
 """Packages that vllm-ascend's kernels were built for; its metadata pins a version of each."""
 OPTIONS = (
@@ -42,13 +49,65 @@ OPTIONS = (
     # vllm_ascend/ascend_config.py reads the key in each branch from releases/v0.23.0 to main, before the variable
     # VLLM_ASCEND_ENABLE_NZ; vllm_ascend/utils.py converts weights where it is not 0. On main rl_config sets it too, and
     # turns expandable segments off: they disturb the memory pools of vLLM's sleep mode, which Anytron does not use.
+    ConfigEdit(f"{ADDITIONAL}.{NZ_MODE}", 0, "weights in the layout NZ cannot be replaced in place", default=True),
+    # AscendUnquantizedFusedMoEMethod.process_weights_after_loading casts experts to NZ for this kernel, in any nz mode.
     ConfigEdit(
-        f"rollout.options.engine_args.additional_config.{NZ_MODE}",
-        0,
-        "weights in the layout NZ cannot be replaced in place",
-        default=True,
+        f"{ADDITIONAL}.{FUSED_MC2}", 0, "its kernel keeps experts in the layout NZ, whatever else is set", default=True
     ),
 )
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A key of vllm-ascend's configuration with which a rollout would go wrong.
+
+    Attributes:
+        key: The key in ``additional_config``.
+        why: What goes wrong, and the file of vllm-ascend that shows it.
+    """
+
+    key: str
+    why: str
+
+
+REFUSED = (
+    Setting(NZ_MODE, "vllm-ascend keeps weights in the layout NZ, in which they cannot be replaced in place"),
+    Setting(
+        FUSED_MC2,
+        "its kernel keeps experts in the layout NZ, in which they cannot be replaced in place "
+        "(vllm_ascend/ops/fused_moe)",
+    ),
+    Setting(
+        "enable_reduce_sample",
+        "each process samples from its own part of the vocabulary, so that log-probs are normalised over that part "
+        "(vllm_ascend/ops/vocab_parallel_embedding.py)",
+    ),
+    Setting(
+        "eplb_config",
+        "vllm-ascend then copies or moves experts between NPUs, and no test has read that a weight update places them "
+        "(vllm_ascend/ops/fused_moe)",
+    ),
+    Setting(
+        "multistream_overlap_shared_expert",
+        "vllm-ascend 0.23 to 0.26 computes with the shared experts while a weight update loads them "
+        "(vllm_ascend/ops/fused_moe, _validate_shared_expert_consistency)",
+    ),
+    Setting(
+        "layer_sharding",
+        "vllm-ascend 0.23 frees the weights of some layers after loading, so that new ones cannot be loaded "
+        "(vllm_ascend/ops/layer_shard_linear.py)",
+    ),
+)
+"""Settings that are refused unless their value is empty: 0, False or nothing."""
+SPARSE_ATTENTION = "index_topk"
+"""Field of a Hugging Face config: attention chooses keys by an index (DeepSeek-V3.2, GLM-5)."""
+MODELSLIM_FILE = "quant_model_description.json"
+"""A file in a model directory with which vllm-ascend quantises (vllm_ascend/quantization/modelslim_config.py)."""
+WAKE_TRANSPOSES = SpecifierSet(">=0.23,<0.27")
+"""Versions whose ``wake_up`` transposes the weights of experts that are not quantised (vllm_ascend/worker/worker.py);
+main does not."""
+EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
+"""Fields of Hugging Face configs that say that a model has experts."""
 
 
 def rollout_edits(run: RunConfig) -> tuple[ConfigEdit, ...]:
@@ -66,7 +125,8 @@ def requirements() -> Iterator[Requirement]:
     if vllm is None:
         return
     wanted = _same_minor(vllm)
-    yield Requirement(PACKAGE, wanted, f"pip install '{PACKAGE}{wanted}'", optional=True)
+    # Its dependency triton-ascend is not in each index, so that pip alone may fail.
+    yield Requirement(PACKAGE, wanted, f"install {PACKAGE}{wanted} as its documentation says", optional=True)
     for found in distributions(name=PACKAGE):
         for dependency in map(Dependency, found.requires or ()):
             if dependency.name in PINNED and dependency.marker is None:
@@ -76,21 +136,56 @@ def requirements() -> Iterator[Requirement]:
 
 
 def diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
-    """Refuse a run that generates with vLLM if vllm-ascend is missing or has another version than vLLM."""
+    """Refuse a run that generates with vLLM if vllm-ascend is missing or unfit, or would compute with wrong weights."""
     if run.rollout.engine != "vllm":
         return
-    chosen = run.rollout.options.get("engine_args", {}).get("additional_config", {}).get(NZ_MODE, 0)
-    if chosen != 0:
-        yield Diagnostic(
-            "error",
-            f"rollout.options.engine_args.additional_config.{NZ_MODE}",
-            f"{chosen} lets vllm-ascend keep weights in the layout NZ, in which they cannot be replaced in place",
-            "remove it",
-        )
+    yield from _settings(run)
+    key, model = _model(run)
+    yield from _weights(key, model)
     vllm = find_installation(run.rollout.python)
     if vllm is None:
         return  # the engine's own check says so
     found = _beside(vllm) if run.rollout.python else next(iter(distributions(name=PACKAGE)), None)
+    yield from _installed(vllm, found)
+    if found is not None:
+        yield from _unfit(found, experts=run.rollout.sleep and any(model.get(name) for name in EXPERTS))
+
+
+def _settings(run: RunConfig) -> Iterator[Diagnostic]:
+    """Refuse settings of :data:`REFUSED`, and quantisation by vLLM."""
+    arguments = run.rollout.options.get("engine_args", {})
+    additional = arguments.get("additional_config") or {}
+    for one in REFUSED:
+        if chosen := additional.get(one.key):
+            yield Diagnostic("error", f"{ADDITIONAL}.{one.key}", f"with {chosen!r}, {one.why}", "remove it")
+    if chosen := arguments.get("quantization"):
+        yield Diagnostic(
+            "error",
+            "rollout.options.engine_args.quantization",
+            f"with {chosen!r}, vllm-ascend keeps quantised weights in layouts that were not read, and a weight update "
+            "sends weights that are not quantised",
+            "remove it",
+        )
+
+
+def _weights(key: str, model: Mapping[str, Any]) -> Iterator[Diagnostic]:
+    """Refuse models whose layers cannot take weights a second time."""
+    if key == "model.path" and model and (Path(model["directory"]) / MODELSLIM_FILE).is_file():
+        message = (
+            f"the directory has {MODELSLIM_FILE}: vllm-ascend would quantise the model, and a weight update sends "
+            "weights that are not quantised"
+        )
+        yield Diagnostic("error", key, message, "use a directory without this file, or rollout.engine=transformers")
+    if model.get(SPARSE_ATTENTION):
+        message = (
+            f"the model has sparse attention ({SPARSE_ATTENTION}), and vllm-ascend frees its kv_b_proj after loading, "
+            "so that new weights cannot be loaded (vllm_ascend/attention/sfa_v1.py)"
+        )
+        yield Diagnostic("error", key, message, "set rollout.engine=transformers")
+
+
+def _installed(vllm: Installation, found: Distribution | None) -> Iterator[Diagnostic]:
+    """Refuse a vLLM without vllm-ascend of the same minor version."""
     wanted = _same_minor(vllm)
     if found is None or not SpecifierSet(wanted).contains(found.version, prereleases=True):
         there = "is not installed" if found is None else f"is {found.version}"
@@ -98,8 +193,50 @@ def diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
             "error",
             "rollout.engine",
             f"on NPUs vLLM {vllm.version} needs {PACKAGE}{wanted}, but {PACKAGE} {there} in vLLM's environment",
-            f"pip install '{PACKAGE}{wanted}' in that environment, or set rollout.engine=transformers",
+            f"install {PACKAGE}{wanted} in that environment as its documentation says, or set "
+            "rollout.engine=transformers",
         )
+
+
+def _unfit(found: Distribution, *, experts: bool) -> Iterator[Diagnostic]:
+    """Refuse a vllm-ascend that was built for the 310P, or that cannot wake up a model with experts.
+
+    Args:
+        found: The installed vllm-ascend.
+        experts: Whether vLLM sleeps while the model is trained, and the model has experts.
+    """
+    built = Path(str(found.locate_file("vllm_ascend/_build_info.py")))
+    if built.is_file() and re.search(r"__device_type__ = '_310P'", built.read_text(encoding="utf-8")):
+        yield Diagnostic(
+            "error",
+            "rollout.engine",
+            f"{PACKAGE} {found.version} was built for the Atlas 300I (310P), where it keeps weights in the layout NZ "
+            "whatever is set, and they cannot be replaced in place (vllm_ascend/utils.py, _should_trans_nz)",
+            "set rollout.engine=transformers",
+        )
+    if experts and WAKE_TRANSPOSES.contains(found.version, prereleases=True):
+        yield Diagnostic(
+            "error",
+            "rollout.sleep",
+            f"{PACKAGE} {found.version} transposes the weights of experts when it wakes up, so that new ones do not "
+            "fit (vllm_ascend/worker/worker.py)",
+            "set rollout.sleep=false",
+        )
+
+
+def _model(run: RunConfig) -> tuple[str, Mapping[str, Any]]:
+    """The key of the model and its Hugging Face config, with its language model's fields and ``directory`` on top.
+
+    Empty if the config cannot be read, which the core reports.
+    """
+    if run.model.path is None:
+        fields: Any = run.model.config or {}
+        return "model.config", {**fields, **(fields.get("text_config") or {})}
+    try:
+        fields = json.loads((Path(run.model.path) / "config.json").read_text(encoding="utf-8"))
+        return "model.path", {**fields, **(fields.get("text_config") or {}), "directory": run.model.path}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return "model.path", {}
 
 
 def _same_minor(vllm: Installation) -> str:

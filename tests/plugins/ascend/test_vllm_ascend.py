@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -96,10 +97,89 @@ def test_weights_keep_a_layout_that_can_be_replaced(site):
 
     hooks = hooks_of(AscendPlatform())
     options = hooks.configure(default_run({"rollout": {"engine": "vllm"}}))[0].rollout.options
-    assert options["engine_args"] == {"additional_config": {"weight_nz_mode": 0}}
+    assert options["engine_args"] == {"additional_config": {"weight_nz_mode": 0, "enable_fused_mc2": 0}}
     assert options["enforce_eager"]
-    asked = {"engine": "vllm", "options": {"engine_args": {"additional_config": {"weight_nz_mode": 1}}}}
-    remarks = AscendPlatform().configure(RunConfig.model_validate({**RUN, "rollout": asked}))
-    (refused,) = (one for one in remarks if one.key.endswith("weight_nz_mode") and isinstance(one, Diagnostic))
-    assert refused.severity == "error"
     assert hooks.configure(default_run())[0].rollout.options == {}
+
+
+def refusals(model=None, **rollout):
+    """The keys of what is refused, without the versions."""
+    from anytron_ascend import AscendPlatform
+
+    run = RunConfig.model_validate({**RUN, "model": model or RUN["model"], "rollout": {"engine": "vllm", **rollout}})
+    found = [one for one in AscendPlatform().configure(run) if isinstance(one, Diagnostic)]
+    assert all(one.severity == "error" and one.message and one.fix for one in found)
+    return [one.key for one in found]
+
+
+def with_arguments(**arguments):
+    return {"options": {"engine_args": arguments}}
+
+
+ADDITIONAL = "rollout.options.engine_args.additional_config"
+
+
+@pytest.mark.parametrize(
+    ("key", "bad", "good"),
+    [
+        ("weight_nz_mode", 1, 0),
+        ("enable_fused_mc2", 1, 0),
+        ("enable_reduce_sample", True, False),
+        ("eplb_config", {"dynamic_eplb": True}, {}),
+        ("multistream_overlap_shared_expert", True, False),
+        ("layer_sharding", ["o_proj"], None),
+    ],
+)
+def test_a_setting_with_which_numbers_would_be_wrong_is_refused(site, monkeypatch, key, bad, good):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    assert refusals(**with_arguments(additional_config={key: bad})) == [f"{ADDITIONAL}.{key}"]
+    assert refusals(**with_arguments(additional_config={key: good})) == []
+
+
+def test_each_refused_setting_has_a_case_above(site):
+    from anytron_ascend.vllm_ascend import REFUSED
+
+    (cases,) = (one.args[1] for one in test_a_setting_with_which_numbers_would_be_wrong_is_refused.pytestmark)
+    assert [one.key for one in REFUSED] == [case[0] for case in cases]
+
+
+def test_quantised_weights_are_refused(site, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    assert refusals(**with_arguments(quantization="ascend")) == ["rollout.options.engine_args.quantization"]
+    (tmp_path / "config.json").write_text("{}")
+    assert refusals({"path": str(tmp_path)}) == []
+    (tmp_path / "quant_model_description.json").touch()
+    assert refusals({"path": str(tmp_path)}) == ["model.path"]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_sparse_attention_is_refused_because_its_weights_are_freed(site, monkeypatch, tmp_path, nested):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    for fields, key in (({"index_topk": 2048}, ["model.path"]), ({"kv_lora_rank": 512}, [])):
+        (tmp_path / "config.json").write_text(json.dumps({"text_config": fields} if nested else fields))
+        assert refusals({"path": str(tmp_path)}) == key
+    (tmp_path / "config.json").write_text("[")
+    assert refusals({"path": str(tmp_path)}) == []  # the core reports it
+
+
+@pytest.mark.parametrize(("device", "key"), [("_310P", ["rollout.engine"]), ("A2", []), (None, [])])
+def test_a_vllm_ascend_that_was_built_for_the_310p_is_refused(site, device, key):
+    install(site, "0.23.0")
+    install_vllm_ascend(site, "0.23.0.post1")
+    if device is not None:
+        (site / "vllm_ascend").mkdir()
+        (site / "vllm_ascend" / "_build_info.py").write_text(f"# generated\n__device_type__ = '{device}'\n")
+    assert refusals() == key
+
+
+@pytest.mark.parametrize(
+    ("version", "key"), [("0.23.0", ["rollout.sleep"]), ("0.26.0rc1", ["rollout.sleep"]), ("0.27.0", [])]
+)
+def test_sleep_with_experts_is_refused_where_waking_up_transposes_them(site, tmp_path, version, key):
+    install(site, version)
+    install_vllm_ascend(site, version)
+    (tmp_path / "config.json").write_text('{"num_experts": 8}')
+    assert refusals({"path": str(tmp_path)}, sleep=True) == key
+    assert refusals({"path": str(tmp_path)}) == []
+    (tmp_path / "config.json").write_text("{}")
+    assert refusals({"path": str(tmp_path)}, sleep=True) == []
