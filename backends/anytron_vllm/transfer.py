@@ -26,12 +26,15 @@ from vllm.model_executor.model_loader.reload.layerwise import logger as layerwis
 
 from anytron.base.errors import EngineError
 from anytron.workers.weights.transfer import checksum
+from anytron_vllm.kept import check_latent_attention, check_places, places_of
 from anytron_vllm.release import is_deferred_attention
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from torch import Tensor, nn
+
+    from anytron_vllm.kept import Place
 
 
 def _incomplete_layers(model: nn.Module) -> list[str]:
@@ -74,11 +77,21 @@ def _repack(model: nn.Module) -> None:
 class WorkerExtension:
     """Methods that the engine calls on every worker (vLLM's argument ``worker_extension_cls``)."""
 
+    _anytron_places: dict[str, Place] | None = None
+    """Where the parameters lay after the last update; None before the first one."""
+
     def start_anytron_update(self) -> None:
-        """Make every layer wait for all of its weights."""
+        """Make every layer wait for all of its weights.
+
+        Raises:
+            EngineError: Layers no longer keep their weights as they did after the last update.
+        """
         # vLLM warns at every update of layers that got nothing: rotary tables, which are not sent, and tied heads.
         layerwise_logger.setLevel(logging.ERROR)
         with self._anytron_loading() as model:
+            if self._anytron_places is None:
+                self._anytron_places = places_of(model)
+            check_places(model, self._anytron_places)
             initialize_layerwise_reload(model)
 
     def load_anytron_weights(self, weights: Mapping[str, Tensor]) -> None:
@@ -94,7 +107,8 @@ class WorkerExtension:
         """Check that the model has taken everything, and prepare its kernels.
 
         Raises:
-            EngineError: Some weights are missing; the model must not be used any more.
+            EngineError: Some weights are missing, or layers keep them otherwise than before: the model must not be used
+                any more.
         """
         with self._anytron_loading() as model:
             if incomplete := _incomplete_layers(model):
@@ -105,11 +119,14 @@ class WorkerExtension:
                     fix="train this model with rollout.engine=transformers",
                 )
             finalize_layerwise_reload(model, self.model_config)  # type: ignore[attr-defined]
+            check_places(model, self._anytron_places or {})
+            check_latent_attention(model)
             device = torch.device(self.device)  # type: ignore[attr-defined]
             if device.type == "cpu":
                 _repack(model)
             else:
                 torch.accelerator.synchronize(device)
+            self._anytron_places = places_of(model)
 
     @contextmanager
     def _anytron_loading(self) -> Iterator[Any]:
