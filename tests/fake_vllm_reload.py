@@ -14,6 +14,8 @@ from types import ModuleType
 import torch
 from torch import nn
 
+import anytron_vllm
+
 
 class QuantizeMethodBase:
     """Processes a layer's weights after loading."""
@@ -158,9 +160,9 @@ MODULES = {
 }
 
 
+@contextmanager
 def stand_in(monkeypatch):
-    """Put the modules where ``anytron_vllm.transfer`` imports vLLM's from, and forget that it has been imported."""
-    monkeypatch.delitem(sys.modules, "anytron_vllm.transfer", raising=False)
+    """Put the modules where ``anytron_vllm.transfer`` imports vLLM's from, and import that module anew."""
     for name, values in MODULES.items():
         module = ModuleType(name)
         vars(module).update(values)
@@ -168,3 +170,11 @@ def stand_in(monkeypatch):
         parent, _, child = name.rpartition(".")
         if parent:
             setattr(sys.modules[parent], child, module)
+    _forget()
+    yield
+    _forget()
+
+
+def _forget():
+    sys.modules.pop("anytron_vllm.transfer", None)
+    vars(anytron_vllm).pop("transfer", None)

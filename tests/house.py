@@ -74,7 +74,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "anytron_rollout": (("generation", "options", "weights"), ("transformers_engine",), ("__init__",)),
     "anytron_vllm": (
-        ("options", "release", "requests", "weights"),
+        ("kept", "options", "release", "requests", "weights"),
         ("installation", "start", "transfer"),
         ("checks",),
         ("engine",),

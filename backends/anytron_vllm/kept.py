@@ -28,8 +28,8 @@ class Place:
     """Where and how a parameter lies in memory.
 
     Attributes:
-        shape: Its shape.
-        strides: Its strides, in elements.
+        shape: Sizes of its dimensions.
+        strides: Distances between neighbours in each dimension, in elements.
         address: Address of its first element.
     """
 

@@ -36,6 +36,7 @@ PAGES = sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
 NEEDS = {
     "a checkout of Megatron-LM",
     "a checkout of MindSpeed",
+    "a checkout of vllm-ascend",
     "a package registry",
     "a Ray cluster",
     "gpu",

@@ -75,7 +75,7 @@ REFUSED = (
     Setting(
         FUSED_MC2,
         "its kernel keeps experts in the layout NZ, in which they cannot be replaced in place "
-        "(vllm_ascend/ops/fused_moe)",
+        "(vllm_ascend/ops/fused_moe/fused_moe.py)",
     ),
     Setting(
         "enable_reduce_sample",
@@ -84,13 +84,13 @@ REFUSED = (
     ),
     Setting(
         "eplb_config",
-        "vllm-ascend then copies or moves experts between NPUs, and no test has read that a weight update places them "
-        "(vllm_ascend/ops/fused_moe)",
+        "vllm-ascend then copies or moves experts between NPUs: on main a weight update overwrites the table "
+        "of their places (vllm_ascend/ops/fused_moe/routed_experts.py), and for older branches this was not read",
     ),
     Setting(
         "multistream_overlap_shared_expert",
-        "vllm-ascend 0.23 to 0.26 computes with the shared experts while a weight update loads them "
-        "(vllm_ascend/ops/fused_moe, _validate_shared_expert_consistency)",
+        "vllm-ascend computes with the shared experts while a weight update loads them "
+        "(vllm_ascend/ops/fused_moe/fused_moe.py; on main vllm_ascend/ops/fused_moe/shared_experts.py)",
     ),
     Setting(
         "layer_sharding",
@@ -218,8 +218,8 @@ def _unfit(found: Distribution, *, experts: bool) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "error",
             "rollout.sleep",
-            f"{PACKAGE} {found.version} transposes the weights of experts when it wakes up, so that new ones do not "
-            "fit (vllm_ascend/worker/worker.py)",
+            f"{PACKAGE} {found.version} transposes the weights of experts when it wakes up, so that new ones cannot "
+            "be loaded (vllm_ascend/worker/worker.py)",
             "set rollout.sleep=false",
         )
 

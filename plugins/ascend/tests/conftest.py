@@ -34,9 +34,10 @@ ENVIRONMENT = "tox -e ascend makes an environment for these tests"
 CHECKOUTS = {
     "mindspeed": ("ANYTRON_MINDSPEED", "names no checkout of MindSpeed, branch core_r0.16.0"),
     "mindspeed_llm": ("ANYTRON_MINDSPEED_LLM", "names no folder with MindSpeed-LLM and what it runs on"),
+    "vllm_ascend": ("ANYTRON_VLLM_ASCEND", "names no folder with checkouts of vllm-ascend's branches"),
 }
 """Markers of tests that need checkouts: the variable that names them, and why tests skip where it does not."""
-MARKED = {"mindspeed": 26, "mindspeed_llm": 6}
+MARKED = {"mindspeed": 26, "mindspeed_llm": 6, "vllm_ascend": 173}
 SKIPPED = {"npu": 0, **{marker: 0 if os.environ.get(CHECKOUTS[marker][0]) else MARKED[marker] for marker in MARKED}}
 """How many tests of the whole suite skip on a machine without NPU, by the marker that says what they need."""
 

@@ -5,7 +5,6 @@ With vLLM these tests use its own reloading; without it, a stand-in (``tests/fak
 
 from __future__ import annotations
 
-import sys
 from contextlib import nullcontext
 
 import pytest
@@ -23,14 +22,11 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's own, and those of wh
 @pytest.fixture
 def transfer(monkeypatch):
     """The module with the worker's methods."""
-    if not WITH_VLLM:
-        stand_in(monkeypatch)
-    import anytron_vllm.transfer as module
+    with nullcontext() if WITH_VLLM else stand_in(monkeypatch):
+        from anytron_vllm import transfer as module
 
-    monkeypatch.setattr(module, "set_current_vllm_config", lambda config: nullcontext())
-    yield module
-    if not WITH_VLLM:
-        del sys.modules["anytron_vllm.transfer"]
+        monkeypatch.setattr(module, "set_current_vllm_config", lambda config: nullcontext())
+        yield module
 
 
 @pytest.fixture
