@@ -75,7 +75,7 @@ def diagnostics(run: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
     installation = find_installation(run.rollout.python)
     yield from _installation(installation, run.rollout.python)
     yield from _arguments(options)
-    key, config = _model(run)
+    key, config = model_config(run)
     if not config:
         return
     text: Mapping[str, Any] = config.get("text_config") or config
@@ -115,7 +115,7 @@ def _arguments(options: VllmOptions) -> Iterator[Diagnostic]:
             yield Diagnostic("error", key, message, "remove it")
 
 
-def _model(run: RunConfig) -> tuple[str, Mapping[str, Any]]:
+def model_config(run: RunConfig) -> tuple[str, Mapping[str, Any]]:
     """The key of the model and its Hugging Face config; empty if that is malformed, which the core reports."""
     if run.model.path is None:
         fields = run.model.config or {}

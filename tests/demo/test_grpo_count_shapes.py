@@ -73,6 +73,7 @@ def short_run(request, tmp_path_factory):
     return output, metrics
 
 
+@pytest.mark.slow
 def test_rollout_and_training_see_the_same_pictures(short_run):
     _, metrics = short_run
     assert [line["step"] for line in metrics] == [1, 2, 3]

@@ -258,6 +258,7 @@ def test_gradients_of_one_rank_s_heads_are_not_those_of_all(install):
     assert "linear_attn" in results["hf-gradients"]["detail"]
 
 
+@pytest.mark.slow
 def test_a_broken_sum_over_ranks_fails_what_compares_layouts(install):
     arguments = ("parallel.tensor_model_parallel_size=2", "parallel.sequence_parallel=false")
     code, results, _ = verify_json(*arguments, environment=install(reduce=True))

@@ -6,7 +6,6 @@ The tests in ``plugins/ascend/tests/vllm_ascend`` read there what is said here. 
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from importlib.metadata import distributions
@@ -17,7 +16,7 @@ from packaging.requirements import Requirement as Dependency
 from packaging.specifiers import SpecifierSet
 
 from anytron import ConfigEdit, Diagnostic, Requirement
-from anytron_vllm import find_installation
+from anytron_vllm import find_installation, model_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -229,14 +228,9 @@ def _model(run: RunConfig) -> tuple[str, Mapping[str, Any]]:
 
     Empty if the config cannot be read, which the core reports.
     """
-    if run.model.path is None:
-        fields: Any = run.model.config or {}
-        return "model.config", {**fields, **(fields.get("text_config") or {})}
-    try:
-        fields = json.loads((Path(run.model.path) / "config.json").read_text(encoding="utf-8"))
-        return "model.path", {**fields, **(fields.get("text_config") or {}), "directory": run.model.path}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return "model.path", {}
+    key, fields = model_config(run)
+    place = {"directory": run.model.path} if run.model.path else {}
+    return key, {**fields, **(fields.get("text_config") or {}), **place}
 
 
 def _same_minor(vllm: Installation) -> str:

@@ -119,8 +119,7 @@ def test_a_script_in_a_subfolder_imports_from_the_checkout(monkeypatch, checkout
     assert sys.path[:2] == [str(checkout / "tools"), str(checkout)]
 
 
-@pytest.mark.some(1)
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_script_runs_as_the_main_program_of_each_rank(checkout, ranks):
     script = checkout / "pretrain.py"
     done = subprocess.run(

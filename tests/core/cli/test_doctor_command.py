@@ -73,6 +73,7 @@ def test_doctor_says_that_a_run_will_not_fit(clean):
     assert done.returncode == 1
 
 
+@pytest.mark.slow
 def test_doctor_of_a_file_that_is_no_configuration_examines_the_machine(clean, tmp_path):
     (tmp_path / "run.yaml").write_text("model: {paht: x}\n")
     done = anytron("doctor", str(tmp_path / "run.yaml"), "--json")

@@ -65,6 +65,7 @@ def patch_model(phase):
 """
 
 
+@pytest.mark.slow
 def test_a_patch_whose_target_does_not_exist_is_told_and_is_a_problem_of_doctor_if_it_is_required(tmp_path):
     (tmp_path / "acme.py").write_text(BROKEN_PATCHES)
     info = tmp_path / "acme-1.0.dist-info"

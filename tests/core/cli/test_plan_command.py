@@ -43,6 +43,7 @@ def test_a_run_that_does_not_fit_is_told_so_and_what_would_help(capsys):
     assert all(one["needed_bytes"] < plan["needed_bytes"] for one in plan["remedies"])
 
 
+@pytest.mark.slow
 def test_prompts_that_cannot_be_read_are_no_error(capsys, tmp_path):
     missing = ["data.source=jsonl", f"data.options={{path: {tmp_path / 'nothing.jsonl'}}}"]
     run_plan(EXAMPLE, missing, memory="8GiB", as_json=False)

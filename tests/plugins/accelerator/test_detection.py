@@ -61,6 +61,7 @@ def test_without_a_package_or_a_driver_nothing_is_started(monkeypatch, built_for
     assert reason in found.reason
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("named", "own_build"), [(True, True), (False, False)], ids=["named", "a vendor's torch"])
 def test_torch_is_asked_without_a_driver(monkeypatch, named, own_build):
     monkeypatch.setattr(detection, "_torch_build", lambda: (["cuda"], own_build))
@@ -70,6 +71,7 @@ def test_torch_is_asked_without_a_driver(monkeypatch, named, own_build):
     assert "torch.accelerator reports no device (loaded: torch (built for cuda))" in found.reason
 
 
+@pytest.mark.slow
 def test_torch_is_asked_if_the_platform_is_named():
     assert probe(named=True).reason == "torch.accelerator reports no device"
 

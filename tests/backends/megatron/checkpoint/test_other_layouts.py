@@ -61,6 +61,7 @@ FAMILIES = {
 }
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("family", slow_but(FAMILIES, "qwen3_moe"))
 def test_another_family(family, save, resume, tiny_family):
     before, after = FAMILIES[family]

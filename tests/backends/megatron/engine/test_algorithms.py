@@ -123,7 +123,7 @@ def differences(start_engine, off_policy, expected):
     return compute
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_are_those_of_the_papers_in_every_layout(layout, differences):
     found = differences(LAYOUTS[layout])

@@ -184,6 +184,7 @@ def test_a_split_agrees_with_one_rank(split, one_rank, learn):
     assert found["weights"] <= 1e-6, found
 
 
+@pytest.mark.slow
 def test_an_embedding_tied_to_the_output_layer_is_one_weight_on_two_stages(tied_model, learn):
     one, two = learn(tied_model), learn(tied_model, **SPLITS["pp2"])
     found = differences(one, two)
@@ -208,6 +209,7 @@ def balance(ranks, recorded, tiny_family):
     return run
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     "parallel",
     [

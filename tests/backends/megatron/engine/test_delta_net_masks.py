@@ -76,6 +76,7 @@ def shows(event):
     return lengths if all(row == sorted(row, reverse=True) for row in event["rows"]) else None
 
 
+@pytest.mark.slow
 def test_reason_1_a_class_that_nobody_builds_read_the_mask(of_a_text_model):
     """mcore-bridge builds Megatron's class unless USE_MCORE_GDN=0; only the other one looked at a mask.
 

@@ -60,7 +60,7 @@ def compare(ranks, tiny_family, recorded):
     return check
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_are_those_of_hugging_face(case, compare):
     family, sections = CASES[case]
@@ -208,6 +208,7 @@ def sabotage(install_plugin, compare):
     return check
 
 
+@pytest.mark.slow
 def test_a_doubled_gradient_of_rms_norm_is_named_with_its_factor(sabotage):
     found = sabotage("doubled norm")
     assert "the first is model.norm.weight, which is 2 times Hugging Face's" in found.detail
@@ -245,6 +246,7 @@ def test_what_is_not_summed_over_ranks_is_named(write_extension, compare):
     assert "_norm.weight by" in found.detail
 
 
+@pytest.mark.slow
 def test_a_parameter_that_is_not_trained_is_missing(write_extension, compare):
     write_extension(
         "anytron_megatron.engine:freeze",

@@ -109,6 +109,7 @@ def test_parameters_and_optimizer_state_are_exactly_what_is_allocated(
     assert (before, after) == (parameters + master, parameters + state)
 
 
+@pytest.mark.slow
 def test_gradient_buffers_are_filled_up_by_little(tiny_family, ranks):
     workers, run = ranks.engine(tiny_family("qwen3"), engine={"offload": ["gradients"]})
     found = {part.name: part for part in estimate(run).parts}

@@ -83,6 +83,7 @@ def test_the_expert_bias_moves_once_per_update_by_the_updates_own_tokens(without
             torch.testing.assert_close(exported[BIAS.format(layer)], bias, atol=1e-7, rtol=0)
 
 
+@pytest.mark.slow
 def test_what_only_fills_up_a_copys_share_is_not_counted(train, recorded):
     five = recorded.select(torch.arange(5))
     weight = five.response_mask / five.response_mask.sum()

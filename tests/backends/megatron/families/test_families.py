@@ -83,6 +83,7 @@ def test_a_broken_all_reduce_is_noticed(
     assert figures.unequal == ()
 
 
+@pytest.mark.slow
 @pytest.mark.mcore
 @pytest.mark.skipif(
     not in_range(installed_version("megatron-core"), "<0.18"), reason="later versions exchange heads themselves"

@@ -116,7 +116,7 @@ def hugging_face(tiny_family, tmp_path_factory):
     return responses
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "case",
     [

@@ -122,6 +122,7 @@ def test_a_layer_that_this_model_lacks_is_named_with_those_that_it_has(start_lor
         pass
 
 
+@pytest.mark.slow
 def test_an_adapter_with_factors_that_megatron_cannot_share_is_refused(start_lora, random_adapter, tmp_path):
     shutil.copytree(random_adapter("qwen3"), tmp_path / "adapter")
     weights = load_file(tmp_path / "adapter" / "adapter_model.safetensors")

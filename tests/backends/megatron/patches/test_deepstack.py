@@ -20,6 +20,7 @@ def deepstack(run_program, tmp_path_factory):
     return run_program("deepstack.py", str(directory), world=2, tmp_path=directory)
 
 
+@pytest.mark.slow
 def test_features_reach_the_images_of_their_own_rows(deepstack):
     assert deepstack["upstream"]["padded"] > 1e-2
     assert deepstack["patched"]["padded"] < 1e-5

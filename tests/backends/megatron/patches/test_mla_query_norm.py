@@ -16,6 +16,7 @@ def facts(run_program):
     return run_program("mla_query_norm.py")
 
 
+@pytest.mark.slow
 def test_versions_with_the_fault_add_a_norm(facts, megatron_version):
     affected = in_range(megatron_version, AFFECTED)
     assert facts["unpatched"] == (["layer_norm_weight", "weight"] if affected else ["weight"])

@@ -81,7 +81,7 @@ def once_more(start_engine, sections, batches, loss, method="update"):
     return metrics, weights
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_update_with_a_nan_on_one_rank_changes_nothing(
     layout, start_engine, recorded, poisoned, policy_loss, tiny_family

@@ -45,6 +45,7 @@ def test_it_changes_nothing_in_a_pipeline(chunks, follow):
     assert_same(one, other)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("family", slow_but(["qwen3_moe", "deepseek_v3", "qwen3_next"], "deepseek_v3"))
 def test_experts_without_tokens_are_waited_for_as_well(family, tiny_family, follow):
     """Their gradients are reduced in buckets of their own, over fewer ranks."""

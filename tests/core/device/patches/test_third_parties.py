@@ -6,7 +6,7 @@ import sys
 from types import ModuleType
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anytron.base.errors import PatchError
@@ -205,6 +205,7 @@ def test_patches_that_conflict_are_not_added_at_all(victim):
 steps = st.lists(st.sampled_from(["apply", "undo", "replace", "wrap", "revalidate"]), max_size=12)
 
 
+@settings(max_examples=20)  # each looks through all objects of the process
 @given(steps)
 def test_in_any_order_of_ours_and_theirs_the_target_does_what_the_records_say(order):
     """A model: the target is a list of who acts, in their order; they hide what was there when they replace it."""

@@ -238,7 +238,7 @@ def test_whole_data_are_clean(rewards, tmp_path):
     assert not found["findings"]
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     "file", sorted(EXAMPLES.rglob("*.yaml")), ids=lambda file: file.relative_to(EXAMPLES).as_posix()
 )

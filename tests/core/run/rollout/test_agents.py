@@ -120,7 +120,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_agent_that_fails_costs_its_sample_and_no_other(answer, fault):
     slow = {"timeout_s": 3.0} if fault == "hangs" else {}
@@ -188,6 +188,7 @@ def test_a_first_request_that_is_too_long_says_so(answer):
         answer(context_length=5)
 
 
+@pytest.mark.slow
 def test_agents_get_the_time_in_which_the_driver_is_elsewhere(answer):
     def score_rewards(turns, pool, executor):
         begun = asked(executor)

@@ -263,6 +263,7 @@ def test_a_reward_that_fails_for_all_of_a_later_round_costs_that_round(new_run):
         assert (one["reward"] is None) == (one["prompt"][0] in "0123456") == ("reward_errors" in one)
 
 
+@pytest.mark.slow
 def test_validation_is_none_of_it(new_run, tmp_path):
     """Before training it finds the same; and training does the same whether it validates or not."""
     shaped = {"dynamic_sampling": True, "overlong_buffer": 2, "overlong_masking": True}

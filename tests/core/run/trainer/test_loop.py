@@ -159,6 +159,7 @@ def test_only_empty_responses_are_an_error_that_says_so(new_run):
 PPO = {"algorithm": {"advantage": "gae"}, "critic": {"optimizer": {"lr": 3e-3}}}
 
 
+@pytest.mark.slow
 def test_a_critic_learns_what_to_expect_and_a_policy_what_it_is_rewarded_for(new_run):
     run = new_run(
         SEVENS,

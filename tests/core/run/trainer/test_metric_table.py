@@ -53,6 +53,7 @@ def unknown(keys, table=METRICS):
     return sorted(key for key in keys if sum(metric.matches(key) for metric in table) != 1)
 
 
+@pytest.mark.slow
 def test_runs_of_all_kinds_write_the_table(new_run, new_sft, new_calculator, teacher, tmp_path, monkeypatch):
     monkeypatch.setenv(KEY_VARIABLE, "a-key-that-is-long-enough")
     ahead = new_run(

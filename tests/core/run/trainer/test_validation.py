@@ -213,6 +213,7 @@ def test_conversations_are_examined_and_training_goes_on_as_without(new_calculat
     assert [record["step"] for record in found(whole[1].output_dir)] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_in_a_validation_validates_again_and_ends_as_if_it_had_not_been(
     new_run, tmp_path, monkeypatch
 ):
@@ -255,6 +256,7 @@ def train_and_restore(train, monkeypatch):
         monkeypatch.setattr(examining, "set_metrics", set_metrics)
 
 
+@pytest.mark.slow
 def test_a_signal_in_a_validation_saves_and_the_validation_is_done_on_resuming(new_run, undisturbed, monkeypatch):
     whole = undisturbed(3)
     sections = {"trainer": {"total_steps": 3}, "validation": section(every_steps=1, before_training=False)}

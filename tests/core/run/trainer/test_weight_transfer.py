@@ -119,6 +119,7 @@ def test_a_process_that_is_lost_later_gets_the_same_weights_again(started):
     assert len(started.losses) == 1
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("way", slow_but(["shared_memory", "network", "file"], "network"))
 def test_a_process_that_holds_other_weights_than_were_exported_is_replaced(started, tmp_path, way):
     started.transfer = replace(started.transfer, way=way)

@@ -155,6 +155,7 @@ def test_an_error_of_the_block_is_that_error(directories):
         raise ZeroDivisionError
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     "numbers",
     [

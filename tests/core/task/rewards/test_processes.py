@@ -69,7 +69,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_costs_its_sample_and_no_other(start, fault):
     slow = fault == "eats"

@@ -62,6 +62,7 @@ def test_the_memory_cannot_be_taken_away_under_the_driver(tmp_path):
     assert "PermissionError" in error.value.why
 
 
+@pytest.mark.slow
 def test_a_function_that_takes_its_samples_again_and_again_has_the_time_of_each(tmp_path):
     with started(tmp_path, "runs_in_circles") as score:
         assert score([sample("abc")]).total.tolist() == [3]

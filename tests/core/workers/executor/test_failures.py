@@ -159,6 +159,7 @@ def test_an_engine_that_cannot_be_built(start):
     assert "RuntimeError: no such model" in caught.value.why
 
 
+@pytest.mark.slow
 def test_an_engine_that_takes_too_long_to_start(start):
     with pytest.raises(WorkerError, match=r"did not build engine 'slow' within 4 s\.") as caught:
         start(engine="slow", start_timeout_s=4.0, heartbeat_timeout_s=2.0).call("echo")

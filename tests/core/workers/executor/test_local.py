@@ -67,6 +67,7 @@ def test_a_worker_is_built_in_order_and_told_who_it_is(group):
     assert (first["threads"], first["env"]["OMP_NUM_THREADS"]) == (1, "1")
 
 
+@pytest.mark.slow
 def test_ranks_of_a_reward_model_are_training_ranks_for_plugins_and_have_a_configuration_of_their_own(
     make_executor, tmp_path
 ):
@@ -116,6 +117,7 @@ def test_a_share_is_encoded_once_for_all_its_ranks_and_only_when_it_is_sent(grou
     assert group.scatter("echo", shares()) == [(0, ("a",), {}), (1, ("b",), {})]
 
 
+@pytest.mark.slow
 def test_shares_that_cannot_be_made_end_the_group_and_their_error_is_raised(start):
     def shares():
         yield (0,), ("a",)
@@ -127,6 +129,7 @@ def test_shares_that_cannot_be_made_end_the_group_and_their_error_is_raised(star
     assert group.ended
 
 
+@pytest.mark.slow
 def test_every_rank_needs_its_arguments_once(start):
     group = start(1)
     with pytest.raises(ValueError, match=r"ranks \[0\] get no arguments, or get them twice"):

@@ -109,12 +109,14 @@ def test_the_log_is_the_same_where_nothing_was_warmed_up(executor, tmp_path):
     assert log_of(tmp_path, 0).splitlines()[1:] == ["the engine is imported", "imported early", "the engine is built"]
 
 
+@pytest.mark.slow
 def test_a_second_group_of_the_same_description_has_processes_of_its_own(executor):
     executor.warm_up([SPEC])
     first, second = executor.start(SPEC), executor.start(SPEC)
     assert not {pid for pid, _ in first.call("where")} & {pid for pid, _ in second.call("where")}
 
 
+@pytest.mark.slow
 def test_another_description_is_not_taken_for_it(executor):
     executor.warm_up([SPEC])
     warm = set(workers())
@@ -159,6 +161,7 @@ def test_a_process_that_dies_while_it_waits_is_reported_with_its_output(executor
     assert "the engine is imported" in log_of(tmp_path, 0), "what was in memory is kept"
 
 
+@pytest.mark.slow
 def test_the_tail_of_a_process_that_has_its_log_is_in_order(executor, tmp_path):
     executor.warm_up([SPEC])
     with pytest.raises(ProcessLost) as caught:

@@ -75,6 +75,7 @@ def test_an_engine_is_closed_and_freed_before_the_next_one_is_built(first, in_ea
     assert [closed for _, closed in engines] == [[True]] * 3
 
 
+@pytest.mark.slow
 def test_modules_are_looked_at_once_for_all_engines(monkeypatch):
     """A look at all objects takes ten times as long as the build of a tiny engine."""
     whole = []
