@@ -41,6 +41,21 @@ MARKED = {"mindspeed": 26, "mindspeed_llm": 6, "vllm_ascend": 173}
 SKIPPED = {"npu": 0, **{marker: 0 if os.environ.get(CHECKOUTS[marker][0]) else MARKED[marker] for marker in MARKED}}
 """How many tests of the whole suite skip on a machine without NPU, by the marker that says what they need."""
 
+SLOW_RULES = (
+    "model.empty-shares", "model.context-parallel", "model.pipeline-parallel", "model.expert-parallel",
+    "training.sampled-steps", "training.resumed-run",
+)  # fmt: skip
+"""Rules of the kit that take 15 seconds or more: ``tox -e ascend -- -m slow`` checks them."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    slow = {f"test_conformance[{rule}]" for rule in SLOW_RULES}
+    rules = {item.name: item for item in items if item.name.startswith("test_conformance[")}
+    assert len(rules) < 2 or slow <= rules.keys(), "each is a rule of the kit"
+    for name in slow & rules.keys():
+        rules[name].add_marker(pytest.mark.slow)
+
 
 def pytest_configure(config: pytest.Config) -> None:
     try:

@@ -43,6 +43,7 @@ def test_two_npus_agree_with_the_processor(layout, on_the_processor, follow):
     assert max(found.values()) <= 1e-4, found
 
 
+@pytest.mark.slow
 def test_a_broken_all_reduce_is_noticed(on_the_processor, follow, write_extension):
     """A tensor-parallel sum that forgets the other NPU."""
     write_extension("megatron.core.tensor_parallel.mappings:_reduce", "lambda original: lambda x, group=None: x")
