@@ -116,7 +116,14 @@ def _arguments(options: VllmOptions) -> Iterator[Diagnostic]:
 
 
 def model_config(run: RunConfig) -> tuple[str, Mapping[str, Any]]:
-    """The key of the model and its Hugging Face config; empty if that is malformed, which the core reports."""
+    """Return the key of a run's model, and its Hugging Face config.
+
+    Args:
+        run: The run's configuration.
+
+    Returns:
+        ``model.path`` or ``model.config``, and the fields: none if the config is malformed, which the core reports.
+    """
     if run.model.path is None:
         fields = run.model.config or {}
         return "model.config", {} if any(faults(fields)) else fields
