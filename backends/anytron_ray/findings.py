@@ -34,8 +34,8 @@ class Machine:
         address: Its address in the cluster.
         interface: Name of the network interface that has this address; None if no interface has it.
         said: The machine's answer; None if it did not answer in time.
-        ahead_s: Seconds by which its clock is at least ahead of the driver's; negative if it is behind, 0.0 if the
-            clocks may be equal (:func:`ahead`).
+        ahead_s: Least number of seconds by which its clock is ahead of the driver's; negative if it is behind, 0.0 if
+            the clocks may be equal (:func:`ahead`).
     """
 
     address: str

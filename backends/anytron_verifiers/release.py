@@ -39,11 +39,13 @@ def require(wanted: SpecifierSet) -> None:
     """
     if installed(wanted):
         return
-    fix = f"pip install 'verifiers{wanted}', with Python 3.11 or newer"
+    what = "No supported version of verifiers is installed."
+    fix = install = f"pip install 'verifiers{wanted}', with Python 3.11 or newer"
     try:
         why = f"verifiers {version('verifiers')} is installed, not {wanted}"
     except PackageNotFoundError:
         why = "verifiers is not installed"
     if other := next((one for one in ADAPTERS if one is not wanted and installed(one)), None):
-        fix = f"for this version set {ADAPTERS[other]}; or {fix}"
-    raise ConfigError("No supported version of verifiers is installed.", where=ADAPTERS[wanted], why=why, fix=fix)
+        what = "The environment names the adapter of another version of verifiers."
+        fix = f"replace '{ADAPTERS[wanted]}' by '{ADAPTERS[other]}'; or {install}"
+    raise ConfigError(what, where=ADAPTERS[wanted], why=why, fix=fix)

@@ -228,7 +228,7 @@ def _adapters(family: str, text: Mapping[str, Any], lora: LoraSection, *, accele
 
 def _whole_prompts(text: Mapping[str, Any], options: VllmOptions) -> Iterator[Diagnostic]:
     """Refuse options with which vLLM would compute a prompt in parts (anytron_vllm.start.WHOLE_PROMPTS)."""
-    why = "on a CPU vLLM can draw seeded responses only if it computes each prompt in one step"
+    why = "on a CPU, vLLM can draw seeded responses only if it computes each prompt in one step"
     if options.engine_args.get("enable_chunked_prefill"):
         yield Diagnostic("error", "rollout.options.engine_args.enable_chunked_prefill", why, "remove it")
     longest = options.max_model_len or text.get("max_position_embeddings")

@@ -96,7 +96,7 @@ def check_latent_attention(model: nn.Module) -> None:
                 raise EngineError(
                     "A layer of vLLM computes with other weights than were loaded.",
                     where=f"{name}.{part}",
-                    why="it is not the part of kv_b_proj that it was made of",
+                    why="vLLM made this tensor from kv_b_proj, but it differs from the kv_b_proj that was loaded",
                     fix=OTHER_ENGINE,
                 )
 

@@ -225,6 +225,8 @@ def _pieces(node: ast.expr, scope: Scope) -> list[str]:
             return [text for value in scope[name] for text in _pieces(value, outside)]
         case ast.Call(func=ast.Name(id="did_you_mean")):
             return [f"did you mean {_OPEN}name{_CLOSE}?"]
+        case ast.Call(func=ast.Attribute(attr="advised"), args=[inner]):
+            return _pieces(inner, scope)
         case _:
             return [f"{_OPEN}{_name(node)}{_CLOSE}"]
 

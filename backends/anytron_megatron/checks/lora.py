@@ -104,8 +104,9 @@ def _adapter_diagnostics(section: LoraSection, directory: Path) -> Iterator[Diag
         return
     for name, wanted in _PLAIN.items():
         if found.get(name, wanted) not in (wanted, None):
-            why = f"the adapter has {name}={found[name]!r}, which cannot be trained here"
-            yield Diagnostic("error", key, why, "merge the adapter into the model, and start a new adapter")
+            why = f"the adapter has {name}={found[name]!r}, but Anytron trains adapters with {name}={wanted!r} only"
+            fix = "merge the adapter into the model (merge_and_unload in PEFT), and train a new adapter on the result"
+            yield Diagnostic("error", key, why, fix)
     if found.get("r", section.rank) != section.rank:
         why = f"the rank is {section.rank}, but the adapter in model.lora.path has r={found['r']}"
         yield Diagnostic("error", "model.lora.rank", why, f"set model.lora.rank={found['r']}")

@@ -291,11 +291,11 @@ class BridgeSource:
             self._bridge.load_weights(chunks, str(directory), peft_format=True)
         except AssertionError as error:  # mcore_bridge/bridge/gpt_bridge.py, _set_qkv and its like
             raise EngineError(
-                "The adapter cannot be trained here.",
+                "Megatron cannot train this adapter.",
                 where=str(directory),
                 why=f"{error}: Megatron keeps q_proj, k_proj and v_proj in one layer with one lora_A, and likewise "
                 "gate_proj and up_proj, but in this adapter each has its own",
-                fix="merge the adapter into the model, and start a new adapter",
+                fix="merge the adapter into the model (merge_and_unload in PEFT), and train a new adapter on it",
             ) from error
 
     def save(self, chunks: Sequence[nn.Module], path: Path) -> None:

@@ -17,7 +17,7 @@ def allow_no_cuda(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def load_no_kernels(_original: Callable[..., Any]) -> Callable[..., None]:
-    """Replace ``megatron.legacy.fused_kernels.load``, which runs nvcc for its version and compiles nothing."""
+    """Replace ``megatron.legacy.fused_kernels.load``, which only runs nvcc to read its version, by an empty one."""
     return lambda _args: None
 
 

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 
 
 class TokenScoreHead:
-    """Replace the forward of a model's output layer, so that whole logits never exist.
+    """Replace the forward of a model's output layer: it scores the labels and never holds whole logits.
+
+    Passes in :meth:`answering_logits` are an exception: they return whole logits, for generation.
 
     Megatron's GPT ends with ``logits, _ = output_layer(hidden, weight=...)`` and transposes the result to
     batch-first, whatever it contains. So the output layer returns ``[S, B, 2 + D]``: the label's log-prob, the entropy,

@@ -18,7 +18,7 @@ _UNSEEN = re.compile("[\x80-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\uf
 
 
 def visible(text: str, encoding: str = "utf-8") -> str:
-    """Escape characters that are not printable or that the encoding cannot write; line ends stay.
+    """Escape unprintable characters and those that the encoding cannot write; keep line feeds, make tabs spaces.
 
     Args:
         text: Any text, halves of surrogate pairs included.

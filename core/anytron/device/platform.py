@@ -128,8 +128,8 @@ class Platform(abc.ABC):
             it, or if the user names no platform and no other accelerator is found. In the second case a usable device
             is an error; the CPU is not chosen in its place.
         named: For platforms with ``chosen_by_name_only``: whether the user has named it. Set before :meth:`probe`.
-        covered_packages: For the same platforms: ``device_packages`` of other installed platforms, whose probes report
-            on them. Set before :meth:`probe`.
+        covered_packages: For platforms with ``chosen_by_name_only``: ``device_packages`` of all installed platforms
+            without it. The probes of those platforms report on these devices. Set before :meth:`probe`.
         device_packages: Import packages that add this device to torch. They are hidden from processes
             of other platforms, as are all packages that torch would load by itself
             (:mod:`anytron.device.loading.hiding`): a platform that needs one must name it. Its probe sees them.

@@ -66,7 +66,7 @@ MODEL_POLARITY: Mapping[MaskKind, Polarity] = MappingProxyType(
 
 @dataclass(frozen=True)
 class MaskRequest:
-    """A request for the mask of one micro-batch or, if ``layout`` is None, for its kind when the engine is built.
+    """A request for the mask of one micro-batch, or for a mask without a tensor when the engine is built.
 
     Attributes:
         format: ``thd`` or ``bshd``.

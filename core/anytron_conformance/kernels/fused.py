@@ -62,7 +62,7 @@ def layer_norm_of(
     bias: bool = True,
     **others: Any,
 ) -> Comparison:
-    """Return the comparison of ``layer_norm`` on the rows of :func:`rms_norm_of`."""
+    """Return the comparison of ``layer_norm`` with its definition, on the same rows as in :func:`rms_norm_of`."""
     eps = 0.1
     kernel = fused(subject, KernelName.LAYER_NORM, dtype, eps=eps, zero_centered=zero_centered)
     operands = {"input": _rows(shape), "weight": drawn(shape[-1], seed=1)}

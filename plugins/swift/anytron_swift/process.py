@@ -57,7 +57,7 @@ def stack() -> DeviceStack:
     if _stack is None:
         raise EngineError(
             "ms-swift runs without Anytron in this process.",
-            why="ms-swift's patches are applied, but Anytron has not chosen a platform (its device stack is not open)",
+            why="Anytron has patched ms-swift in this process, but has not chosen a platform",
             fix="start ms-swift with the command anytron-swift",
         )
     return _stack

@@ -48,7 +48,7 @@ def test_the_adapter_of_another_version_is_named(found, wanted, other, installed
     installed(found)
     with pytest.raises(ConfigError) as caught:
         release.require(wanted)
-    assert f"for this version set environment.{other}" in caught.value.fix
+    assert f"' by 'environment.{other}" in caught.value.fix
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,12 @@ def apply_edits(config: RunConfig, edits: Sequence[tuple[str, ConfigEdit]]) -> R
     try:
         return type(config).model_validate(values)
     except ValidationError as error:
+        mistakes = [f"{'.'.join(map(str, part['loc']))}: {part['msg']}" for part in error.errors()]
         raise ConfigError(
             "The configuration is not valid after the plugins' edits.",
             where=", ".join(f"{edit.key} (plugin '{plugin}')" for plugin, edit in edits),
-            why="; ".join(f"{'.'.join(map(str, part['loc']))}: {part['msg']}" for part in error.errors()),
+            why="; ".join(mistakes),
+            fix="correct the values that the plugins' hook configure returns",
         ) from error
 
 

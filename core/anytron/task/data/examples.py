@@ -54,9 +54,10 @@ def tokenize_examples(
 ) -> Iterator[TokenizedPrompt]:
     """Tokenise prompts and their responses; arguments as in :func:`anytron.task.data.prompts.tokenize`.
 
-    The response is the entry ``response`` of a prompt's data: a text, after which the end token is added, or token ids.
-    After messages, the text is the assistant's answer. Without the entry, messages must have the assistant's answers,
-    and end with one: the model learns the answers that the template marks (``{% generation %}``), or the only answer.
+    The response is the entry ``response`` of a prompt's data: a text or token ids. After a prompt of messages, the
+    chat template writes the text as the assistant's answer; after another prompt, the text gets an end token if it
+    has none. Without the entry, messages must have the assistant's answers, and end with one: the model learns the
+    answers that the template marks (``{% generation %}``), or the only answer.
 
     Returns:
         Whole sequences, with their ``response_mask``.

@@ -37,7 +37,7 @@ class PromptFilter:
     Attributes:
         longest: Largest number of tokens of a prompt; None = no limit.
         seen: Digests of the kept prompts of all sources; None = duplicates are kept.
-        pictures: Whether prompts may have images, which must differ as well for two prompts to be equal.
+        pictures: Whether prompts may have images; if so, two prompts are equal only if their images are equal too.
         unusable: Function that returns why rewards cannot read a prompt's data, empty if they can; None = all are kept.
     """
 

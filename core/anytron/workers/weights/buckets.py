@@ -201,7 +201,7 @@ class ReaderEnd(Protocol):
 
 
 class SenderCarrier(Protocol):
-    """The plain data with which rank 0 begins a transfer."""
+    """A picklable object with which rank 0 lets the readers of a transfer connect."""
 
     def listen(self, readers: int, timeout_s: float, bucket_bytes: int) -> AbstractContextManager[SenderEnd]:
         """Let readers connect.
@@ -218,7 +218,7 @@ class SenderCarrier(Protocol):
 
 
 class ReaderCarrier(Protocol):
-    """The plain data with which a rollout process begins a transfer."""
+    """A picklable object with which a rollout process connects to the sender of a transfer."""
 
     @property
     def where(self) -> str:

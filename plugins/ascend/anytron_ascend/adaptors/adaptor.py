@@ -65,12 +65,12 @@ class Adaptor:
         return None
 
     def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel | None:
-        """Return the attention kernel of portable modules; None = the neutral one."""
+        """Return the attention kernel of portable modules; None = the default of ``anytron.kernels.attention``."""
         del spec
         return None
 
     def fused_kernel(self, name: KernelName) -> Callable[..., Any] | None:
-        """Return the fused kernel ``name`` of portable modules; None = the neutral one."""
+        """Return the fused kernel ``name`` of portable modules; None = the default of ``anytron.kernels.fused``."""
         del name
         return None
 

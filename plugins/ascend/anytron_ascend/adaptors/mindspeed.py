@@ -97,7 +97,7 @@ class MindSpeedAdaptor(Adaptor):
         return dataclasses.replace(mask, kernel_mode=CAUSAL)
 
     def preprocess_sequences(self, inputs: ModelInputs) -> ModelInputs:
-        """Set MindSpeed's global lengths and positions in the micro-batch's scope."""
+        """Return the inputs with a scope in which MindSpeed's globals hold the sequence lengths and positions."""
         from anytron.sequences import scopes  # imports torch, which finding the platform must not
         from anytron_ascend.mindspeed.process_state import sequence_scope
 

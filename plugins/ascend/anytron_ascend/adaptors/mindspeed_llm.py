@@ -64,7 +64,7 @@ class MindSpeedLlmAdaptor(Adaptor):
         return dataclasses.replace(mask, kernel_mode=f"sparse_mode={mode}")
 
     def preprocess_sequences(self, inputs: ModelInputs) -> ModelInputs:
-        """Set MindSpeed's and MindSpeed-LLM's global lengths and positions in the micro-batch's scope."""
+        """Return the inputs with a scope in which globals of both packages hold the sequence lengths and positions."""
         from anytron.sequences import scopes  # imports torch, which finding the platform must not
         from anytron_ascend.mindspeed.process_state import sequence_scope
         from anytron_ascend.mindspeed_llm.process_state import scope_of

@@ -83,7 +83,7 @@ class TritonTiles:
         return statistics
 
     def gradients(self, shard: Shard, upstream: Upstream) -> Iterator[tuple[slice, Tensor]]:
-        """Yield each tile's rows of the weight and the gradient of its logits, all in the same memory."""
+        """Yield each tile's rows of the weight and the gradient of its logits, which the next gradient overwrites."""
         blocks = self._blocks
         hidden = shard.hidden.contiguous()
         tokens, hidden_size = hidden.shape
