@@ -114,7 +114,7 @@ def has_gpu() -> bool:
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let libraries warn on a GPU: in versions that met no test of ours, and once per process in any order."""
+    """Leave cases to ``tox -e slow``, and let libraries warn on a GPU: in untested versions, and in any order."""
     mark_others_slow(items)
     for item in items:
         if item.get_closest_marker("gpu"):

@@ -92,19 +92,19 @@ def check_rule(rule: Rule, subject: Subject, begins: Callable[[Case], None] = la
                 left_out[case.name] = reason
     except Exception as error:  # noqa: BLE001 - whatever a platform's code raises is its result
         found = (error.what, error.difference) if isinstance(error, Broken) else (in_one_line(error),)
-        blamed = {"kernels": portable} if (portable := _portable_kernels(subject)) else {}
+        blamed = {"kernels": _portable_kernels(subject)} if rule.level == "kernels" else {}
         return rule.failed(*found, made=made, left_out=left_out, broken=case.name if case else None, notes=blamed)
     reasons = "; ".join(dict.fromkeys(left_out.values())) or ("" if made else "the rule has no case for this platform")
     return rule.result("passed" if made else "skipped", reasons, made=made, left_out=left_out)
 
 
 def _portable_kernels(subject: Subject) -> str:
-    """Say which of the kernels that a rule called are not the platform's, so that the right party is blamed."""
+    """Name the kernels that a rule called and that are not the platform's: its author did not write them."""
     suppliers = subject.hooks.suppliers()
     names = [kernel for kernel, plugin in suppliers.items() if plugin == NeutralDefaults.name]
     if not names:
         return ""
     return (
-        f"{', '.join(names)} of '{NeutralDefaults.name}': the platform has no kernel for this, so Anytron calls "
-        "operators of torch on the device, and one of them is wrong there; correct it, or write a kernel"
+        f"{', '.join(names)} of '{NeutralDefaults.name}': the platform has no such kernel, so Anytron computed it with "
+        "operators of torch on the device; check these, or write a kernel"
     )

@@ -69,8 +69,8 @@ def title(name):
 
 
 def made_rule(check, **options):
-    """A rule outside of every level."""
-    return rule("made", "device", "It is made.", **options)(check)
+    """A rule that the kit does not have."""
+    return rule("made", options.pop("level", "device"), "It is made.", **options)(check)
 
 
 def test_what_kills_hangs_or_raises_fails_alone(tmp_path, offer):
@@ -277,11 +277,13 @@ def test_a_failure_names_the_kernels_that_are_not_the_platform_s(platform, tmp_p
         subject.hooks.attention_kernel(AttentionSpec(2, 2, 16, 16, 1.0, ModelTraits()))
         raise Broken("The output is wrong.")
 
-    result = check_rule(made_rule(fails), subject)
+    result = check_rule(made_rule(fails, level="kernels"), subject)
     own = isinstance(platform, OwnAttention)
     assert ("attention_kernel of 'neutral-default'" in result.explanation) is not own
-    earlier = check_rule(made_rule(lambda subject, case: 1 // 0), subject)
-    assert "kernels" not in earlier.notes, "the kernel that an earlier rule called is not blamed"
+    later = check_rule(made_rule(lambda subject, case: 1 // 0, level="kernels"), subject)
+    assert "neutral" not in later.explanation, "the kernel that an earlier rule called is not named"
+    mask = check_rule(made_rule(fails, level="sequences"), subject)
+    assert "neutral" not in mask.explanation, "there the platform's masks are checked"
 
 
 def test_before_any_rule_ctrl_c_gives_an_empty_report(monkeypatch, capsys):

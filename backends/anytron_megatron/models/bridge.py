@@ -295,7 +295,7 @@ class BridgeSource:
                 where=str(directory),
                 why=f"{error}: Megatron keeps q_proj, k_proj and v_proj in one layer with one lora_A, and likewise "
                 "gate_proj and up_proj, but in this adapter each has its own",
-                fix="merge the adapter into the model (merge_and_unload in PEFT), and train a new adapter on it",
+                fix="merge it into the model (merge_and_unload in PEFT), and train a new adapter on the merged model",
             ) from error
 
     def save(self, chunks: Sequence[nn.Module], path: Path) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
 from anytron.base.errors import ConfigError
 from anytron.base.files import exhausted, write_durably
 from anytron.config.schema import RunConfig
 from anytron.record.report.run import Run, State
 from anytron.record.tracking.claim import REPLICAS
+from anytron.record.tracking.record import RECORD
 from anytron.run.preflight.capabilities import generates_in_training
+from anytron.run.rollout.scaling import check_number, most_replicas
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +30,7 @@ def ask_for_replicas(path: Path, count: int) -> str:
         What the run will do, in a sentence.
 
     Raises:
-        ConfigError: The directory is no run's, the run does not go on, or it has no replicas.
+        ConfigError: The directory is no run's, the run does not go on, or it has no replicas, or no work for so many.
     """
     run = Run(path)
     if run.record is None or run.state not in (State.GOING, State.UNKNOWN):
@@ -36,7 +40,15 @@ def ask_for_replicas(path: Path, count: int) -> str:
             why="its run.json cannot be read" if run.record is None else f"the run is {run.state.value}",
             fix=f"continue it with the other number: anytron train CONFIG resume=auto rollout.replicas={count}",
         )
-    config = RunConfig.model_validate(run.record.config)
+    try:
+        config = RunConfig.model_validate(run.record.config)
+    except ValidationError as error:
+        raise ConfigError(
+            "The configuration of the run is not one of this version of Anytron.",
+            where=str(run.path / RECORD),
+            why="; ".join(f"{'.'.join(map(str, part['loc']))}: {part['msg']}" for part in error.errors()),
+            fix="run the command with the Anytron that trains",
+        ) from error
     if config.supervised or generates_in_training(config):
         raise ConfigError(
             "This run has no replicas.",
@@ -44,6 +56,7 @@ def ask_for_replicas(path: Path, count: int) -> str:
             why="it generates no responses" if config.supervised else "its training ranks generate the responses",
             fix="choose a run with rollout processes: rollout.engine=transformers or vllm",
         )
+    check_number(count, most_replicas(config))
     try:
         write_durably(run.path / REPLICAS, f"{count}\n")
     except OSError as error:

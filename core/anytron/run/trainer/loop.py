@@ -176,8 +176,7 @@ def _train(
     prefetch = RolloutPrefetch(config, prepared, rollout, turns)
     maker = ExperienceMaker(config, prefetch, score_rewards.beside(judge), prepared.tokenizer, run)
     validation = Validation(config, examined, rollout, turns, judge, run, endpoint)
-    notes, replicas = attempt.progress, config.rollout.replicas
-    scaling = Scaling(run.path, rollout, attempt.executor, replicas, notes.note, notes.warn)
+    scaling = Scaling(run.path, rollout, attempt.executor, config, attempt.progress.note, attempt.progress.warn)
     if not attempt.restarts.has_lost:
         scaling.forget()
     facts = {"rollout": rollout.describe()} | ({} if judge is None else {"reward_model": judge.describe()})
@@ -196,7 +195,7 @@ def _train(
         for step in frame.steps():
             with step.clock.measure("rollout"), frame.checkpoints.interruptible():
                 prefetch.finish_in_flight()  # what is under way, if anything is: rollout.max_staleness
-                if scaling.follow():
+                if not generates_in_training(config) and scaling.follow():
                     frame.throughput = replace(frame.throughput, devices=devices_of(config, scaling.replicas))
             with transfer.measured(step.clock):  # also before the first rollout: it has no weights yet
                 memory = send_weights(step.number)

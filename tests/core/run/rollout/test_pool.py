@@ -304,3 +304,21 @@ def test_what_a_replica_holds_that_leaves_is_generated_by_others():
     assert left
     assert executor.groups[1].ended
     assert len(pool.finish(generation)) == len(PROMPTS)
+
+
+def test_a_replica_that_is_lost_while_it_joins_is_replaced_and_not_waited_for():
+    class Dies(Engine):
+        def describe(self):
+            raise ProcessLost("It was killed.")
+
+    executor = Executor(make=lambda number, order: (Dies if number == 1 else Engine)(order))
+    losses = Losses()
+    pool = pool_of(executor, 1, losses)
+    pool.load_weights(weights(1))
+    pool.resize(2)
+    for step in (2, 3, 4):
+        pool.load_weights(weights(step))
+        assert len(pool.finish(pool.begin(PROMPTS, SAMPLING, 4, seed=step))) == len(PROMPTS)
+    assert len(losses.errors) == 1
+    assert len(executor.groups) == 3
+    assert executor.groups[2].engine.seen, "its successor has joined"

@@ -1,10 +1,14 @@
 """A run gets and loses replicas while it goes on, and learns the same."""
 
+import os
+
 import pytest
 
 from anytron.base.errors import ConfigError, WorkerError
+from anytron.cli import scale
 from anytron.cli.scale import ask_for_replicas
 from anytron.record.tracking.claim import REPLICAS
+from anytron.record.tracking.record import RunRecord
 from anytron.run.rollout.pool import RolloutPool
 from anytron.workers.executor.local import LocalExecutor
 from tests.core.run.trainer.disturbed_runs import comparable, lines
@@ -19,14 +23,17 @@ def scaled(new_run, tmp_path, monkeypatch):
     resize = RolloutPool.resize
     monkeypatch.setattr(RolloutPool, "resize", lambda pool, count: sizes.append(count) or resize(pool, count))
 
-    def make(wishes, path="run", **sections):
-        run = new_run(trainer={"total_steps": TOTAL, "output_dir": str(tmp_path / path)}, **sections)
+    def make(wishes, path="run", *, overwrite=False, **sections):
+        trainer = {"total_steps": TOTAL, "output_dir": str(tmp_path / path), "overwrite": overwrite}
+        run = new_run(trainer=trainer, **sections)
         step = run.progress.step
 
         def stepped(metrics):
             step(metrics)
             wish = wishes.get(metrics["step"])
-            if isinstance(wish, int):
+            if callable(wish):
+                wish()
+            elif isinstance(wish, int):
                 ask_for_replicas(tmp_path / path, wish)
             elif wish is not None:
                 (tmp_path / path / REPLICAS).write_text(wish)
@@ -75,9 +82,63 @@ def test_what_cannot_be_had_is_a_warning_and_the_run_goes_on(scaled, monkeypatch
     assert run.sizes == [2, 4, 2], "the one that had started has ended again"
     ours = [warning for warning in run.progress.warnings if warning.startswith("rollout.replicas")]
     assert ours[0] == "rollout.replicas stays 1: There are too few devices. there are 4"
-    assert ours[1].endswith("has 'many' instead of a number")
+    assert ours[1] == "rollout.replicas stays 1: The file has no number of replicas. it has 'many'"
     assert ours[2] == "rollout.replicas stays 2: A process could not be started. the machine is full"
     assert len(ours) == 3, "each is said once"
+
+
+def big(path):
+    path.write_text("1" * 10**6)
+
+
+@pytest.mark.parametrize(
+    ("write", "why"),
+    [
+        (big, "it has more than 20 bytes"),
+        (lambda path: path.write_bytes(b"\xff\x00"), "The file has no number of replicas"),
+        (lambda path: path.write_text("-3"), "it has '-3'"),
+        (lambda path: path.write_text("0"), "it has '0'"),
+        (lambda path: path.write_text("65"), "a step has 64 responses"),
+        (lambda path: path.write_text("9" * 19), "a step has 64 responses"),
+        (os.mkfifo, None),
+        (lambda path: path.mkdir(), None),
+        (lambda path: path.symlink_to("/dev/zero"), None),
+    ],
+    ids=["large", "bytes", "negative", "zero", "too many", "far too many", "a pipe", "a directory", "a device"],
+)
+def test_whatever_stands_in_the_file_the_run_goes_on_and_says_it_once(scaled, tmp_path, write, why):
+    run = scaled({1: lambda: write(tmp_path / "run" / REPLICAS)})
+    assert run.train().steps == TOTAL
+    ours = [warning for warning in run.progress.warnings if warning.startswith("rollout.replicas")]
+    assert run.sizes == []
+    assert len(ours) == (why is not None)
+    assert why is None or why in ours[0]
+    scaled({}, overwrite=True).train()
+    assert not os.path.lexists(tmp_path / "run" / REPLICAS)
+
+
+def other_configuration(patch):
+    read = RunRecord.read
+    patch.setattr(RunRecord, "read", lambda path: read(path).model_copy(update={"config": {"rollout": 7}}))
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda patch: patch.setattr(scale, "generates_in_training", lambda _: True), "no replicas"),
+        (lambda patch: patch.setattr(scale, "REPLICAS", "no/such/folder"), "cannot be written"),
+        (lambda patch: patch.setattr(scale, "most_replicas", lambda _: 2), "no work for so many"),
+        (other_configuration, "not one of this version"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused_in_words(scaled, tmp_path, monkeypatch, change, what):
+    def ask():
+        with monkeypatch.context() as patch:
+            change(patch)
+            with pytest.raises(ConfigError, match=what):
+                ask_for_replicas(tmp_path / "run", 3)
+
+    scaled({1: ask}).train()
 
 
 def test_what_an_earlier_start_was_asked_for_is_forgotten(scaled, tmp_path):
@@ -88,11 +149,7 @@ def test_what_an_earlier_start_was_asked_for_is_forgotten(scaled, tmp_path):
     assert "the run is finished" in caught.value.why
     assert "resume=auto rollout.replicas=2" in caught.value.fix
 
-    again = scaled({})
-    again.config = again.config.model_copy(
-        update={"trainer": again.config.trainer.model_copy(update={"overwrite": True})}
-    )
-    again.executor.config = again.config
+    again = scaled({}, overwrite=True)
     again.sizes.clear()
     again.train()
     assert again.sizes == []
