@@ -10,6 +10,7 @@ from anytron.cli.scale import ask_for_replicas
 from anytron.record.tracking.claim import REPLICAS
 from anytron.record.tracking.record import RunRecord
 from anytron.run.rollout.pool import RolloutPool
+from anytron.run.rollout.scaling import Scaling
 from anytron.workers.executor.local import LocalExecutor
 from tests.core.run.trainer.disturbed_runs import comparable, lines
 
@@ -106,15 +107,15 @@ def big(path):
     ],
     ids=["large", "bytes", "negative", "zero", "too many", "far too many", "a pipe", "a directory", "a device"],
 )
-def test_whatever_stands_in_the_file_the_run_goes_on_and_says_it_once(scaled, tmp_path, write, why):
-    run = scaled({1: lambda: write(tmp_path / "run" / REPLICAS)})
-    assert run.train().steps == TOTAL
-    ours = [warning for warning in run.progress.warnings if warning.startswith("rollout.replicas")]
-    assert run.sizes == []
-    assert len(ours) == (why is not None)
-    assert why is None or why in ours[0]
-    scaled({}, overwrite=True).train()
-    assert not os.path.lexists(tmp_path / "run" / REPLICAS)
+def test_whatever_stands_in_the_file_is_a_warning_and_said_once(new_run, tmp_path, write, why):
+    said = []
+    scaling = Scaling(tmp_path, None, None, new_run().config, said.append, said.append)
+    write(tmp_path / REPLICAS)
+    assert [scaling.follow(), scaling.follow()] == [False, False]
+    assert len(said) == (why is not None)
+    assert why is None or why in said[0]
+    scaling.forget()
+    assert not os.path.lexists(tmp_path / REPLICAS)
 
 
 def other_configuration(patch):

@@ -77,6 +77,12 @@ def wait_until_warm(folder):
         time.sleep(0.05)
 
 
+def warm_workers(folder):
+    """The processes once both have imported the engine: before, one may not have become a Python of its own yet."""
+    wait_until_warm(folder)
+    return workers()
+
+
 def workers():
     return [pid for pid in offspring(os.getpid()) if b"workers.executor" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
@@ -88,8 +94,7 @@ def log_of(tmp_path, rank):
 def test_a_group_is_built_in_the_processes_that_wait_for_it(executor, folder, tmp_path):
     executor.warm_up([SPEC])
     executor.warm_up([SPEC])
-    wait_until_warm(folder)
-    warm = set(workers())
+    warm = set(warm_workers(folder))
     assert len(warm) == 2, "one for each rank, however often they are asked for"
     assert not (tmp_path / "run").exists(), "nothing is written before the group is started"
 
@@ -117,18 +122,18 @@ def test_a_second_group_of_the_same_description_has_processes_of_its_own(executo
 
 
 @pytest.mark.slow
-def test_another_description_is_not_taken_for_it(executor):
+def test_another_description_is_not_taken_for_it(executor, folder):
     executor.warm_up([SPEC])
-    warm = set(workers())
+    warm = set(warm_workers(folder))
     one = executor.start(GroupSpec("trainer", "anytron.training_engines", "talking", 1, 1))
     assert {pid for pid, _ in one.call("where")}.isdisjoint(warm)
 
 
 @pytest.mark.parametrize("how", ["end", "close"])
-def test_processes_that_were_never_used_end_with_the_executor(executor, how):
+def test_processes_that_were_never_used_end_with_the_executor(executor, folder, how):
     executor.warm_up([SPEC])
-    warm = workers()
-    assert warm
+    warm = warm_workers(folder)
+    assert len(warm) == 2
     getattr(executor, how)()
     assert wait_until_gone(warm)
 
@@ -151,8 +156,7 @@ def test_an_import_that_fails_is_reported_by_the_first_call_and_is_in_the_log(ex
 
 def test_a_process_that_dies_while_it_waits_is_reported_with_its_output(executor, folder, tmp_path):
     executor.warm_up([SPEC])
-    wait_until_warm(folder)
-    for pid in workers():
+    for pid in warm_workers(folder):
         os.kill(pid, signal.SIGKILL)
     group = executor.start(SPEC)
     with pytest.raises(ProcessLost, match="SIGKILL") as caught:
@@ -204,10 +208,10 @@ def test_a_driver_that_is_killed_takes_its_waiting_processes_with_it(folder, tmp
         from anytron.device.loading import open_session
         from anytron.workers.executor.local import LocalExecutor
         from tests.core.workers.executor.conftest import small_config
-        from tests.core.workers.executor.test_warm_up import SPEC, workers
+        from tests.core.workers.executor.test_warm_up import SPEC, warm_workers
         config = small_config({str(tmp_path / "run")!r}, None, {{}})
         LocalExecutor(config, open_session(platform="testchip")).warm_up([SPEC])
-        print(*workers(), flush=True)
+        print(*warm_workers(Path({str(folder)!r})), flush=True)
         time.sleep(60)
         """)
     )
