@@ -78,7 +78,7 @@ def wait_until_warm(folder):
 
 
 def warm_workers(folder):
-    """The processes once both have imported the engine: before, one may not have become a Python of its own yet."""
+    """The processes once both have imported the engine: before, one may still be starting."""
     wait_until_warm(folder)
     return workers()
 
@@ -210,7 +210,8 @@ def test_a_driver_that_is_killed_takes_its_waiting_processes_with_it(folder, tmp
         from tests.core.workers.executor.conftest import small_config
         from tests.core.workers.executor.test_warm_up import SPEC, warm_workers
         config = small_config({str(tmp_path / "run")!r}, None, {{}})
-        LocalExecutor(config, open_session(platform="testchip")).warm_up([SPEC])
+        executor = LocalExecutor(config, open_session(platform="testchip"))  # without a name it would be collected
+        executor.warm_up([SPEC])
         print(*warm_workers(Path({str(folder)!r})), flush=True)
         time.sleep(60)
         """)
