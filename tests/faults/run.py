@@ -64,6 +64,7 @@ class Run:
         blows: What happens to it.
         settings: Overrides of the configuration.
         steps: Training steps.
+        task: The configuration.
         lives: The starts so far.
         moments: Seconds of the monotonic clock at which a number of steps was first seen in ``metrics.jsonl``.
     """
@@ -72,6 +73,7 @@ class Run:
     blows: Sequence[saboteur.Blow] = ()
     settings: Sequence[str] = ()
     steps: int = STEPS
+    task: Path = TASK
     lives: list[Life] = field(default_factory=list)
     moments: list[tuple[float, int]] = field(default_factory=list)
 
@@ -88,7 +90,7 @@ class Run:
         """Start or continue the run; what it writes goes to a log, or to the descriptor ``into``."""
         output = self.directory / f"life-{len(self.lives) + 1}.log"
         command = [
-            *(sys.executable, "-m", "anytron", "train", str(TASK), "resume=auto"),
+            *(sys.executable, "-m", "anytron", "train", str(self.task), "resume=auto"),
             *(f"trainer.total_steps={self.steps}", f"trainer.output_dir={self.output}", *self.settings, *settings),
         ]
         environment = {**os.environ, **self._variables, "OMP_NUM_THREADS": "1", **variables}
