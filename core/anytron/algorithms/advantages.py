@@ -92,7 +92,7 @@ VARIANCE_EPSILON = 1e-8
 
 
 def broadcast_to_tokens(per_sequence: Tensor, lengths: Tensor, response_mask: Tensor) -> Tensor:
-    """Return the sequence's value for every response token.
+    """Give every response token the value of its sequence.
 
     Args:
         per_sequence: float32 ``[B]``.
@@ -310,7 +310,7 @@ def return_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmS
 
 
 def returns_against_group(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) -> Advantages:
-    """Whiten differences from group means over the whole step (``algorithm.advantage=reinforce_plus_plus_baseline``).
+    """Subtract the group's mean, then whiten over the step (``algorithm.advantage=reinforce_plus_plus_baseline``).
 
     The group's mean is the baseline, and the standard deviation of the whole step is the scale. Dividing by the group's
     own deviation would amplify groups whose rewards hardly vary (arXiv:2501.03262, section 3.2).

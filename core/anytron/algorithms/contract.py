@@ -160,5 +160,6 @@ def required(value: Tensor | None, name: str, where: str) -> Tensor:
             f"The field {name} is missing.",
             where=where,
             why=f"{where} needs {name}, which is None in the batch or in the model's outputs",
+            fix=f"set {name} of the RaggedBatch or of the TokenOutputs before this function is called",
         )
     return value

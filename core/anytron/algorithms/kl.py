@@ -110,7 +110,7 @@ def adapted(algorithm: AlgorithmSection, metrics: Mapping[str, float], samples: 
 
 
 def rewards_of_responses(rewards: Tensor, batch: RaggedBatch, algorithm: AlgorithmSection) -> Tensor:
-    """Return the reward of each response: the sum of the rewards of its tokens, if it has any.
+    """Return the reward of each response, minus the KL penalties of its tokens if penalties are part of the reward.
 
     Args:
         rewards: float32 ``[B]``, the reward of each response without penalties.
@@ -130,8 +130,9 @@ def rewards_of_responses(rewards: Tensor, batch: RaggedBatch, algorithm: Algorit
 def rewards_of_tokens(rewards: Tensor, batch: RaggedBatch, algorithm: AlgorithmSection) -> Tensor:
     """Return the reward of each token; arguments as for :func:`rewards_of_responses`.
 
-    A token's reward is ``-kl_coefficient * KL_t``, and the response's own is added to the last one (arXiv:1909.08593,
-    eq. 2; arXiv:2203.02155, section 3.5).
+    The last token of a response gets the response's reward, and all other tokens get 0. If penalties are part of the
+    reward, ``kl_coefficient * KL_t`` is subtracted from each token's reward (arXiv:1909.08593, eq. 2; arXiv:2203.02155,
+    section 3.5).
 
     Returns:
         float32 ``[T]``, 0 outside of responses.
@@ -143,7 +144,9 @@ def rewards_of_tokens(rewards: Tensor, batch: RaggedBatch, algorithm: AlgorithmS
 
 
 def kl_of_rewards(batch: RaggedBatch, algorithm: AlgorithmSection) -> Tensor:
-    """Estimate, for each token, the KL divergence from the reference of the policy as it was before the step's updates.
+    """Estimate, for each token, how far the policy is from the reference: a KL divergence, in nats.
+
+    The policy is the one before the step's updates.
 
     Args:
         batch: Batch with ``old_log_probs`` and ``reference_log_probs``.
@@ -159,9 +162,15 @@ def kl_of_rewards(batch: RaggedBatch, algorithm: AlgorithmSection) -> Tensor:
 
 
 def kl_metrics(batch: RaggedBatch | None, algorithm: AlgorithmSection) -> dict[str, float]:
-    """Compute the metrics of a step's KL penalty that no loss computes: its coefficient, and the KL of the rewards.
+    """Compute the metrics of a step's KL penalty that no loss computes.
 
-    A skipped step, which has no batch, has the coefficient only.
+    Args:
+        batch: The step's samples; None if the step was skipped.
+        algorithm: Section ``algorithm`` of the configuration.
+
+    Returns:
+        ``kl/coefficient`` if ``kl_target`` is set. ``policy/kl``, the mean over response tokens, if there is a batch
+        and the penalty is part of the reward.
     """
     metrics = {} if algorithm.kl_target is None else {"kl/coefficient": algorithm.kl_coefficient}
     if batch is not None and penalizes_rewards(algorithm):
@@ -170,7 +179,7 @@ def kl_metrics(batch: RaggedBatch | None, algorithm: AlgorithmSection) -> dict[s
 
 
 def with_distillation(batch: RaggedBatch, algorithm: AlgorithmSection) -> RaggedBatch:
-    """Add the teacher's part to each token's advantage: ``distillation_coefficient * log(q / p_old)``.
+    """Add ``distillation_coefficient * log(q / p_old)`` to each token's advantage, with the teacher ``q``.
 
     Args:
         batch: Batch with ``advantages``, and, if there is a teacher, the log-probs of the old policy and of the
@@ -188,9 +197,10 @@ def with_distillation(batch: RaggedBatch, algorithm: AlgorithmSection) -> Ragged
 
 
 def reverse_kl(batch: RaggedBatch) -> Tensor:
-    """Estimate, per token, the divergence from the teacher of the policy before the step's updates: ``log(p_old / q)``.
+    """Estimate, for each token, how far the policy is from the teacher: ``log(p_old / q)``.
 
-    Both log-probs are at the temperature of the rollout.
+    ``p_old`` is the policy before the step's updates, ``q`` the teacher. Both log-probs are at the temperature of the
+    rollout.
 
     Args:
         batch: Batch with ``old_log_probs`` and ``teacher_log_probs``.

@@ -25,7 +25,7 @@ def cispo(tokens: PolicyTokens, algorithm: AlgorithmSection) -> TokenLosses:
 
         -sg(clip(ratio, 1 - clip_low, 1 + clip_high)) * A * log p
 
-    The paper has no lower bound, as with ``clip_low=1``.
+    The paper has no lower bound; ``clip_low=1`` has the same effect.
     """
     low, high = 1.0 - algorithm.clip_low, 1.0 + algorithm.clip_high
     ratio = tokens.log_ratio().detach().exp()
@@ -35,9 +35,10 @@ def cispo(tokens: PolicyTokens, algorithm: AlgorithmSection) -> TokenLosses:
 
 
 def ppo_clip(tokens: PolicyTokens, algorithm: AlgorithmSection) -> TokenLosses:
-    """Stop the gradient of tokens whose probability has moved enough. ``algorithm.loss=ppo_clip``.
+    """Stop the gradient of a token whose ratio has left the clip range. ``algorithm.loss=ppo_clip``.
 
-    Per token, with ``ratio = p / p_old`` and advantage ``A``::
+    A token keeps its gradient if its ratio has left the range against the direction of its advantage. Per token, with
+    ``ratio = p / p_old`` and advantage ``A``::
 
         -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)
 
@@ -77,7 +78,7 @@ def gspo(tokens: PolicyTokens, algorithm: AlgorithmSection) -> TokenLosses:
 
 
 def gspo_token(tokens: PolicyTokens, algorithm: AlgorithmSection) -> TokenLosses:
-    """Clip by the response's ratio, and let the gradient be each token's own. ``algorithm.loss=gspo_token``.
+    """Clip by the ratio of the whole response, but differentiate each token by itself. ``algorithm.loss=gspo_token``.
 
     The ratio is ``sg(s_i) * p / sg(p)``, with ``sg`` stopping the gradient (GSPO, arXiv:2507.18071, eq. 13 and 14):
     its value is the ratio of :func:`gspo`, and tokens of one response may have different advantages. Where they have

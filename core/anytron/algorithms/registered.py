@@ -141,6 +141,12 @@ def _finite(values: Tensor, mask: Tensor) -> bool:
 def call(kind: Kind, name: str, function: Callable[..., Any], *given: object) -> Any:
     """Call the function that a key names; report an exception in a user's function with the place where it was raised.
 
+    Args:
+        kind: Kind of the function, which has the key.
+        name: Value of the key: a registered name, or the import path of a user's function.
+        function: The function.
+        given: Arguments of the function.
+
     Raises:
         DataError: The user's function raised. Its cause is the original error, from which a worker can tell that the
             device ran out of memory.
@@ -151,12 +157,19 @@ def call(kind: Kind, name: str, function: Callable[..., Any], *given: object) ->
 
 
 def misfit(name: str, values: object, tokens: int) -> str:
-    """Say what ``values`` are if they are not a tensor with a number for each token; empty if they are one."""
+    """Say in what way ``values`` are not a tensor with a number for each token; empty if they are such a tensor."""
     if not isinstance(values, Tensor):
         return f"a {type(values).__name__} as {name}"
     return "" if values.shape == (tokens,) else f"{name} of shape {list(values.shape)} for {tokens} tokens"
 
 
 def unusable(kind: Kind, name: str, function: object, returned: str) -> AnytronError:
-    """Return the error for a function that returned an invalid value; a key of the configuration names the function."""
+    """Return the error for a function that returned an invalid value.
+
+    Args:
+        kind: Kind of the function, which has the key that names it.
+        name: Value of the key.
+        function: The function.
+        returned: What it returned, as a phrase that follows "it returned".
+    """
     return kind.call.unusable(function, returned).error(f"{kind.key}: {name}")

@@ -110,7 +110,7 @@ class AttentionKernel(Protocol):
     """
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
-        """Attend."""
+        """Compute the attention of one call; the shapes are those in the description of the class."""
 
 
 class KernelName(str, Enum):
@@ -153,8 +153,8 @@ class LogProbSpec:
     Attributes:
         vocab_size: Real entries of the vocabulary; logits of padding entries are excluded.
         tensor_parallel: Ranks that share the vocabulary.
-        chunk_tokens: Limit of the block of logits that is computed at once: as many logits as this many tokens have
-            on one rank.
+        chunk_tokens: Limit of the logits that exist at one time: at most as many as this many tokens have over the
+            vocabulary entries of one rank.
         device_type: ``torch.device`` type of the operands.
         dtype: Element type of the operands; None = not known.
     """

@@ -169,7 +169,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Shard:
-    """The operands of one rank.
+    """The operands of the log-prob kernel on one rank.
 
     Attributes:
         hidden: Hidden states ``[N, H]``.
@@ -186,7 +186,7 @@ class Shard:
     width: int
 
     def tiles(self) -> Iterator[slice]:
-        """Yield the rows of each tile."""
+        """Yield for each tile the slice of its rows of ``weight``."""
         return (slice(begin, begin + self.width) for begin in range(0, len(self.weight), self.width))
 
 

@@ -142,7 +142,12 @@ class Restriction(NamedTuple):
 
     @classmethod
     def of(cls, forbidden: Tensor, *, sighted: bool = False) -> Restriction:
-        """Make a restriction from forbidden pairs, True = MASKED; ``sighted`` = every row is known to have a key."""
+        """Make a restriction from forbidden pairs.
+
+        Args:
+            forbidden: bool, broadcastable to ``[n, H, rows, columns]``, True = MASKED.
+            sighted: Whether every row is known to have a key that it may see; then no row is ``blind``.
+        """
         if sighted:
             return cls(~forbidden, None)
         blind = forbidden.all(dim=-1, keepdim=True)
@@ -212,7 +217,13 @@ class PackedPlan:
     keys: Side
 
     def split(self, tensor: Tensor, side: Side, lengths: Sequence[int]) -> list[Tensor]:
-        """Split packed ``[T, ...]`` into ``[n, L, ...]`` for each group; ``lengths`` are the groups' L."""
+        """Split an operand, packed ``[T, ...]``, into one dense batch ``[n, L, ...]`` for each group.
+
+        Args:
+            tensor: Queries, keys or values.
+            side: ``queries`` or ``keys`` of this plan.
+            lengths: L of each group: its ``rows`` for queries, its ``columns`` for keys and values.
+        """
         if side.stride is not None:
             (group,), (length,) = self.groups, lengths
             shape = (group.count, side.stride, *tensor.shape[1:])
@@ -270,9 +281,10 @@ _plans: MicroBatchCache[PackedPlan | None] = MicroBatchCache()
 
 
 def plan_for(call: AttentionCall, query_rows: int, key_rows: int) -> PackedPlan | None:
-    """Return the plan for the micro-batch that ``call`` describes; None if there is no query at all.
+    """Return the plan for the micro-batch that ``call`` describes; None if no sequence has a query.
 
-    The first call of a micro-batch copies the lengths to the host; later calls find the cached plan.
+    ``query_rows`` and ``key_rows`` are the lengths of the packed buffers, padding included. The first call of a
+    micro-batch copies the lengths to the host; later calls find the cached plan.
     """
     return _plans.find(call, (query_rows, key_rows), lambda: _make_plan(call, query_rows, key_rows))
 

@@ -50,8 +50,8 @@ class RaggedBatch:
             batch is used for a single update, which takes the current log-probs.
         reference_log_probs: float32 ``[T]``, log-probs of the reference model; None without one.
         teacher_log_probs: float32 ``[T]``, log-probs of the teacher; None without one.
-        token_rewards: float32 ``[T]``, the reward of each token of a response: the KL penalty if that is part of the
-            reward, and at the last token also the response's reward. None except while advantages are estimated.
+        token_rewards: float32 ``[T]``, the reward of each token of a response: minus its KL penalty if that is part of
+            the reward, and at the last token plus the response's reward. None except while advantages are estimated.
         advantages: float32 ``[T]``; None before they are estimated.
         values: float32 ``[T]``, the critic's values before this step's updates; entry t is the value of the state
             before token t; None without a critic.
@@ -161,13 +161,13 @@ def _decoded(encoded: dict[str, Any]) -> RaggedBatch:
 
 
 def as_filler(batch: RaggedBatch) -> RaggedBatch:
-    """Return a batch with weights of 0 (:attr:`RaggedBatch.is_filler`)."""
+    """Return the batch as a filler (:attr:`RaggedBatch.is_filler`): its weights in the loss and in metrics are 0."""
     nothing = torch.zeros(batch.num_tokens)
     return replace(batch, loss_weights=nothing, token_shares=nothing, is_filler=True)
 
 
 def micro_batches_of(joined: RaggedBatch, counts: Sequence[int], fillers: Sequence[bool]) -> list[RaggedBatch]:
-    """Divide one batch of all micro-batches of a replica; they share its memory.
+    """Divide the batch that joins a replica's micro-batches into these micro-batches, which share its memory.
 
     Args:
         joined: Sequences of all micro-batches, one micro-batch behind the other.

@@ -1,4 +1,4 @@
-"""The form in which a batch is pickled: without the zeros outside of responses, and equal bits after unpickling.
+"""The form in which a batch is pickled: without the zeros outside of responses; unpickling restores equal bits.
 
 A batch of GRPO with old log-probs takes 29 bytes a token in memory, and about 12 pickled; log-probs of each further
 model take 4 more:
@@ -43,13 +43,13 @@ class Bits(NamedTuple):
 
 
 class InResponses(NamedTuple):
-    """Values of the tokens of responses, in order; all others are 0."""
+    """The values of all response tokens, float32, in the order of the tokens; values outside of responses are 0."""
 
     values: Tensor
 
 
 class OfSequences(NamedTuple):
-    """One value, ``[B]``, for all tokens of each sequence's response; all others are 0."""
+    """One value for each sequence, float32 ``[B]``: that of all its response tokens. Other tokens have the value 0."""
 
     values: Tensor
 
@@ -124,7 +124,7 @@ def encode(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decode(encoded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of which :func:`encode` has made ``encoded``."""
+    """Undo :func:`encode`: return the fields of the batch."""
     found = {name: _widened(value) for name, value in encoded.items()}
     responses = _Responses(found["lengths"], found[MASK])
     return {name: responses.decode(value) for name, value in found.items()}

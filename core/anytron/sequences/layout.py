@@ -71,7 +71,8 @@ class ContextShard:
         if not 0 <= self.rank < self.size:
             raise DataError(
                 "A context-parallel rank must be from 0 to the context-parallel size minus 1.",
-                why=f"the rank is {self.rank}, the size {self.size}",
+                where="ContextShard",
+                why=f"the rank is {self.rank}, the size is {self.size}",
             )
 
     @property
@@ -86,8 +87,8 @@ class LayoutConstraints:
 
     Attributes:
         align: Every padded length is a multiple of this many tokens.
-        bucket: The total of the packed buffer over all shards (thd), or the whole row's length (bshd), is a multiple
-            of this, as in verl. A shard of it need not be.
+        bucket: The length of the packed buffer over all shards (thd), or of a row over all shards (bshd), is a multiple
+            of this many tokens, as in verl. The part on one shard need not be a multiple.
     """
 
     align: int = 1
@@ -188,7 +189,8 @@ class SequenceLayout:
             raise _misfit(
                 "The number of values does not match the layout.",
                 "pack",
-                f"{_count(values)} values for {self.num_tokens} tokens",
+                f"{_count(values)} for {self.num_tokens} tokens",
+                "give one entry for each real token, in the order of the sequences",
             )
         return self._show(torch.cat([values, values.new_full((1, *values.shape[1:]), fill)]))
 
@@ -207,7 +209,8 @@ class SequenceLayout:
         """
         if values.ndim != 2 or values.shape[1] != self.num_tokens:
             why = f"shape {tuple(values.shape)}, expected (A, {self.num_tokens})"
-            raise _misfit("The number of values does not match the layout.", "pack_axes", why)
+            fix = "give one column for each real token, in the order of the sequences"
+            raise _misfit("The number of values does not match the layout.", "pack_axes", why, fix)
         return self.pack(values.t(), fill).permute(2, 0, 1).contiguous()
 
     def unpack(self, values: Tensor, gather: Gather | None = None) -> Tensor:
@@ -242,7 +245,8 @@ class SequenceLayout:
         """
         if tuple(tokens.shape) != (self.num_tokens,):
             why = f"shape {tuple(tokens.shape)}, expected ({self.num_tokens},)"
-            raise _misfit("The number of tokens does not match the layout.", "next_tokens", why)
+            fix = "give one token id for each real token, in the order of the sequences"
+            raise _misfit("The number of tokens does not match the layout.", "next_tokens", why, fix)
         if ignored is not None:
             tokens = tokens.masked_fill(ignored, IGNORED_LABEL)
         # Shifted, with an entry for padding at the end.
@@ -269,8 +273,9 @@ class SequenceLayout:
 
     def _slots(self, values: Tensor, where: str) -> Tensor:
         if tuple(values.shape[:2]) != self.shape:
-            why = f"output has leading shape {tuple(values.shape[:2])}, the layout {self.shape}"
-            raise _misfit("The shape of the model's output does not match the layout.", where, why)
+            why = f"the output begins with the dimensions {tuple(values.shape[:2])}, but the layout has {self.shape}"
+            fix = "give the model's output for this layout's own inputs, [rows, columns, ...]"
+            raise _misfit("The shape of the model's output does not match the layout.", where, why, fix)
         return values.flatten(0, 1)
 
     def _of_all_shards(self, local: Tensor, gather: Gather | None, where: str) -> Tensor:
@@ -278,22 +283,26 @@ class SequenceLayout:
             return local
         if gather is None:
             raise _misfit(
-                "A context-parallel layout needs a gather function.", where, f"{self.shard.size} shards, gather is None"
+                "A context-parallel layout needs a gather function.",
+                where,
+                f"there are {self.shard.size} shards, but gather is None",
+                "pass gather=gather_slots(group) of anytron.sequences.layout, with the context-parallel group",
             )
         gathered = gather(local)
         expected = self.shard.size * local.shape[0]
         if gathered.shape[0] != expected:
-            why = f"{gathered.shape[0]} slots, expected {expected}"
-            raise _misfit("gather did not return the slots of all context-parallel ranks.", where, why)
+            why = f"it returned {gathered.shape[0]} slots, but {self.shard.size} ranks have {expected}"
+            fix = "let gather concatenate the slots of all ranks along dimension 0, as gather_slots does"
+            raise _misfit("gather did not return the slots of all context-parallel ranks.", where, why, fix)
         return gathered
 
 
 def _count(values: Tensor) -> str:
-    return str(values.shape[0]) if values.ndim else "scalar"
+    return f"{values.shape[0]} values" if values.ndim else "a single number"
 
 
-def _misfit(what: str, where: str, why: str) -> DataError:
-    return DataError(what, where=f"SequenceLayout.{where}", why=why)
+def _misfit(what: str, where: str, why: str, fix: str) -> DataError:
+    return DataError(what, where=f"SequenceLayout.{where}", why=why, fix=fix)
 
 
 @dataclass(frozen=True)

@@ -116,15 +116,23 @@ class AttnMask:
     def __post_init__(self) -> None:
         if self.polarity is not None and not isinstance(self.polarity, Polarity):
             raise HookContractError(
-                "A mask's polarity must be a Polarity: keep or masked.", why=f"it is {self.polarity!r}"
+                "A mask's polarity must be Polarity.KEEP or Polarity.MASKED.",
+                where="AttnMask",
+                why=f"it is {self.polarity!r}",
+                fix="import Polarity from anytron.sequences",
             )
         if (self.tensor is None) != (self.polarity is None):
             raise HookContractError(
                 "A mask must have both a tensor and a polarity, or neither.",
+                where="AttnMask",
                 why=f"the tensor is {'absent' if self.tensor is None else 'given'}, the polarity is {self.polarity}",
             )
         if self.kind is MaskKind.NONE and self.tensor is not None:
-            raise HookContractError("A mask of kind 'none' must not have a tensor.")
+            raise HookContractError(
+                "A mask of kind 'none' must not have a tensor.",
+                where="AttnMask",
+                fix="remove the tensor, or name its form: MaskKind.PADDING_2D or MaskKind.FULL_4D",
+            )
 
     def read_as(self, polarity: Polarity) -> Tensor | None:
         """Return the tensor in the given polarity, negated if it has the other one."""
@@ -141,9 +149,9 @@ _current: contextvars.ContextVar[AttnMask | None] = contextvars.ContextVar("anyt
 
 
 def scope_of(mask: AttnMask) -> ScopeFactory:
-    """Make scopes within which :func:`current_mask` returns ``mask``.
+    """Return a factory of scopes within which :func:`current_mask` returns ``mask``.
 
-    The scope belongs to one micro-batch (:mod:`anytron.sequences.scopes`): a recomputation never
+    Each scope belongs to one micro-batch (:mod:`anytron.sequences.scopes`): a recomputation never
     sees the mask of another micro-batch. A full mask is turned into the polarity that kernels read, once for all
     layers.
     """

@@ -1,4 +1,4 @@
-"""Turn lengths into a layout, on the host: one pass over the tokens for each field, no loop over sequences.
+"""Turn the lengths of sequences into a layout, on the host, without a loop over sequences.
 
 No other file checks the lengths of a ragged batch, or decides to which length each sequence is padded. The rules are
 those of Megatron-Core's context parallelism and of Transformer Engine's FP8 kernels, as verl, ms-swift and slime use
@@ -44,13 +44,13 @@ def plan_layout(
     input_layout: InputLayout = "shard",
     device: torch.device | str = "cpu",
 ) -> SequenceLayout:
-    """Turn lengths into a layout.
+    """Turn the lengths of sequences into a layout.
 
-    Each sequence is padded on the right to a multiple of ``tensor_parallel`` (``2 * tensor_parallel * cp``
-    with context parallelism) and of ``constraints.align``. FP8 (Transformer Engine's block sizes) needs more padding:
-    in thd each sequence has a multiple of 16 tokens too, and the total is a multiple of 128 times that first multiple;
-    in bshd the row length grows until ``B * S`` is a multiple of 128 on every rank. Padding of the total is added to
-    the last sequence.
+    Each sequence is padded on the right to a multiple of an alignment: the least common multiple of
+    ``constraints.align`` and ``tensor_parallel`` (``2 * tensor_parallel * cp`` with context parallelism). FP8
+    (Transformer Engine's block sizes) needs more padding. In thd, each sequence also has a multiple of 16 tokens, and
+    their sum is a multiple of 128 alignments. In bshd, the row length grows until ``B * S`` is a multiple of 128 on
+    every rank. Padding of the sum is added to the last sequence.
 
     Args:
         lengths: Real lengths, each at least 1; a sequence of ints or an int tensor ``[B]``, preferably on the
@@ -170,7 +170,7 @@ def _cumulative(ends: Tensor) -> Tensor:
 
 
 def checked_lengths(lengths: Sequence[int] | Tensor, context_length: int | None = None) -> Tensor:
-    """Check lengths: at least one sequence, none empty, none longer than the model's context.
+    """Check that there is a sequence, and that no sequence is empty or longer than the model's context.
 
     Args:
         lengths: Real lengths; a sequence of ints or an int tensor ``[B]``. A tensor on a device is
@@ -187,16 +187,23 @@ def checked_lengths(lengths: Sequence[int] | Tensor, context_length: int | None 
     if real.ndim != 1 or real.numel() == 0:
         raise DataError(
             "The lengths of the sequences must be a list or one-dimensional tensor, and not empty.",
-            where="lengths",
+            where="argument lengths of plan_layout",
             why=f"their shape is {tuple(real.shape)}",
         )
     if real.dtype.is_floating_point or real.dtype.is_complex or real.dtype is torch.bool:
-        raise DataError("Lengths must be integers.", where="lengths", why=f"their dtype is {real.dtype}")
+        raise DataError(
+            "Lengths must be integers.", where="argument lengths of plan_layout", why=f"their dtype is {real.dtype}"
+        )
     real = real.to(torch.int64)
     shortest, longest = (int(end) for end in real.aminmax())
     if shortest < 1:
         index = int(real.argmin())
-        raise DataError("A sequence has no tokens.", where="lengths", why=f"sequence {index} has length {shortest}")
+        raise DataError(
+            "A sequence has no tokens.",
+            where="argument lengths of plan_layout",
+            why=f"sequence {index} has length {shortest}",
+            fix="give each sequence at least one token",
+        )
     if context_length is not None and longest > context_length:
         index = int(real.argmax())
         raise DataError(
@@ -209,7 +216,15 @@ def checked_lengths(lengths: Sequence[int] | Tensor, context_length: int | None 
 
 
 def padded_packed(real: Tensor, align: int, bucket: int, cp: int, *, fp8: bool) -> Tensor:
-    """Return padded lengths in a packed buffer, int64 ``[B]``; the last sequence gets the padding of the total."""
+    """Return the padded lengths of packed sequences, int64 ``[B]``; the last sequence gets the padding of the sum.
+
+    Args:
+        real: int64 ``[B]``, lengths without padding.
+        align: Each padded length is a multiple of this many tokens.
+        bucket: The sum of the padded lengths is a multiple of this many tokens (:class:`LayoutConstraints`).
+        cp: Context-parallel size.
+        fp8: Whether to pad for FP8 kernels (:func:`plan_layout`).
+    """
     per_sequence = math.lcm(FP8_SEQUENCE, align) if fp8 else align
     padded = (real + (per_sequence - 1)).div_(per_sequence, rounding_mode="floor").mul_(per_sequence)
     # The bucket counts the packed buffer of all shards; the deficit must keep the last sequence aligned.
@@ -244,15 +259,15 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def zigzag_order(padded: Tensor, size: int, slots: int) -> Tensor:
-    """Return the position of each slot in the whole, int64 ``[slots]``; slots are ordered by rank.
+    """Return which position of the unsharded buffer each slot holds, int64 ``[slots]``; slots are ordered by rank.
 
-    Each sequence is cut into ``2 * size`` chunks; rank ``r`` holds the chunks ``r`` and ``2 * size - 1 - r`` of each
-    sequence in turn. Nothing waits for the device.
+    The unsharded buffer has all padded sequences one after the other. Each sequence is cut into ``2 * size`` chunks;
+    rank ``r`` holds the chunks ``r`` and ``2 * size - 1 - r`` of each sequence in turn. Nothing waits for the device.
 
     Args:
         padded: int64 ``[B]``, padded lengths, multiples of ``2 * size``.
         size: Number of context-parallel ranks.
-        slots: Sum of ``padded``: tokens of the whole, padding included.
+        slots: Sum of ``padded``: length of the unsharded buffer.
     """
     rank = torch.arange(size, device=padded.device)
     chunk = torch.stack([rank, 2 * size - 1 - rank], 1)
@@ -266,5 +281,5 @@ def zigzag_order(padded: Tensor, size: int, slots: int) -> Tensor:
 
 
 def inverted(order: Tensor) -> Tensor:
-    """Invert a permutation, int64 ``[K]``; of :func:`zigzag_order` the inverse gives the slot of each position."""
+    """Invert a permutation, int64 ``[K]``. The inverse of :func:`zigzag_order` is the slot of each position."""
     return torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))

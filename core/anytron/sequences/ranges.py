@@ -1,4 +1,4 @@
-"""Ranges of adjacent tokens in flat values. A copy of ranges takes a fraction of the time of one by indices."""
+"""Ranges of adjacent tokens in flat values: copying ranges takes a fraction of the time of copying by indices."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ if TYPE_CHECKING:
 
 
 def bounds_of(mask: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return where the ranges of True entries begin and end, int64 each, in order.
+    """Find the ranges of True entries.
 
     Args:
         mask: bool ``[T]``.
+
+    Returns:
+        For each range, in order: the index of its first entry, and the index after its last one; int64 each.
     """
     changes = np.flatnonzero(mask[1:] != mask[:-1]) + 1
     bounds = np.concatenate([[0] if mask[:1].any() else [], changes, [len(mask)] if mask[-1:].any() else []])
@@ -31,7 +34,7 @@ def counts_of(
 
     Args:
         starts: Where the ranges begin, ascending; a range may go from one sequence on to the next.
-        ends: Where the ranges end.
+        ends: Index after the last entry of each range.
         lengths: int64 ``[B]``, tokens of each sequence.
     """
     stops = lengths.cumsum()

@@ -43,7 +43,10 @@ class _Combined:
 
 
 def combine(*factories: ScopeFactory | None) -> ScopeFactory | None:
-    """Enter several scopes as one, first to last; leave them in reverse. ``None`` is skipped."""
+    """Combine factories into one whose scope enters all their scopes, first to last, and leaves them in reverse.
+
+    ``None`` is skipped; the result is None if nothing else is given.
+    """
     present = tuple(factory for factory in factories if factory is not None)
     if len(present) <= 1:
         return present[0] if present else None
@@ -51,7 +54,7 @@ def combine(*factories: ScopeFactory | None) -> ScopeFactory | None:
 
 
 def parts(factory: ScopeFactory | None) -> tuple[ScopeFactory, ...]:
-    """Return the scopes that were combined, first to last; a scope that was not combined is returned alone."""
+    """Return the factories that :func:`combine` has combined, first to last; any other factory is returned alone."""
     if isinstance(factory, _Combined):
         return tuple(part for combined in factory.factories for part in parts(combined))
     return () if factory is None else (factory,)
@@ -75,15 +78,15 @@ def enter(factory: ScopeFactory | None) -> Iterator[None]:
 
 
 def current() -> ScopeFactory | None:
-    """The factory of the micro-batch whose forward pass (or recomputation) is running here."""
+    """The factory of the micro-batch whose forward pass (or recomputation) is running here; None outside of one."""
     return _current.get()
 
 
 def rescoped(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Bind a function that will be recomputed to the current scope.
+    """Wrap a checkpointed function so that its recomputation runs in a scope of the current micro-batch.
 
-    For checkpointed functions: the first run happens in the micro-batch's own scope and is not
-    changed; every later run, in any pass and on any thread, gets a fresh scope of the same factory.
+    The first run happens in the micro-batch's own scope and is not changed. Every later run, in any pass and on any
+    thread, gets a fresh scope of the same factory.
     """
     factory = current()
     if factory is None:

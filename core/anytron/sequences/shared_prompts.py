@@ -58,7 +58,10 @@ class Pieces:
     prefixes: int
 
     def longest(self, layout: SequenceLayout) -> int:
-        """Number of slots of the longest whole sequence, with the padding of its piece, in a layout of the pieces."""
+        """Number of slots of the longest whole sequence, with the padding of its last piece in ``layout``.
+
+        ``layout`` is a layout of the pieces.
+        """
         return int((self.starts + layout.padded_lengths).max())
 
     def position_ids(self, layout: SequenceLayout, context_length: int) -> Tensor:
@@ -162,7 +165,7 @@ _current: contextvars.ContextVar[SharedPrompts | None] = contextvars.ContextVar(
 
 
 def scope_of(prompts: SharedPrompts) -> ScopeFactory:
-    """Make scopes within which :func:`current_prompts` returns ``prompts``, which belong to one micro-batch."""
+    """Return a factory of scopes within which :func:`current_prompts` returns ``prompts``, those of one micro-batch."""
 
     @contextlib.contextmanager
     def scope() -> Iterator[None]:

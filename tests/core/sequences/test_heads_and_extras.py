@@ -128,8 +128,8 @@ def test_options_that_do_not_fit_are_refused(arguments, message):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ContextShard(2, 2), "the rank is 2, the size 2"),
-        (lambda: ContextShard(0), "the rank is 0, the size 0"),
+        (lambda: ContextShard(2, 2), "the rank is 2, the size is 2"),
+        (lambda: ContextShard(0), "the rank is 0, the size is 0"),
         (lambda: LayoutConstraints(align=0), "align is 0"),
         (lambda: LayoutConstraints(bucket=-8), "bucket is -8"),
     ],
@@ -143,7 +143,7 @@ def test_impossible_shards_and_constraints_are_refused(make, message):
     ("call", "message"),
     [
         (lambda layout: layout.pack_axes(torch.zeros(5, 3)), r"expected \(A, 5\)"),
-        (lambda layout: layout.pack(torch.tensor(1.0)), "scalar values for 5 tokens"),
+        (lambda layout: layout.pack(torch.tensor(1.0)), "a single number for 5 tokens"),
         (lambda layout: layout.next_tokens(torch.zeros(4, dtype=torch.int64)), r"expected \(5,\)"),
     ],
 )
@@ -154,7 +154,7 @@ def test_values_that_do_not_fit_are_refused(call, message):
 
 def test_an_incomplete_gather_is_refused():
     layout = plan_layout([4, 3], shard=ContextShard(2, 0))
-    with pytest.raises(DataError, match="4 slots, expected 8"):
+    with pytest.raises(DataError, match="4 slots, but 2 ranks have 8"):
         layout.unpack(torch.zeros(layout.shape), gather=lambda own: own)
 
 

@@ -120,7 +120,7 @@ def test_values_of_another_size_are_refused():
     layout = plan_layout([3, 2])
     with pytest.raises(DataError, match="6 values for 5 tokens"):
         layout.pack(torch.zeros(6))
-    with pytest.raises(DataError, match=r"\(1, 4\), the layout \(1, 5\)"):
+    with pytest.raises(DataError, match=r"\(1, 4\), but the layout has \(1, 5\)"):
         layout.unpack(torch.zeros(1, 4))
 
 

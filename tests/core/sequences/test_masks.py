@@ -96,7 +96,7 @@ def test_an_answer_of_another_kind_than_at_build_is_refused():
 def test_a_tensor_without_polarity_cannot_be_written():
     with pytest.raises(HookContractError, match="polarity"):
         AttnMask(MaskKind.FULL_4D, "arbitrary", torch.zeros(1, 1, 3, 3, dtype=torch.bool))
-    with pytest.raises(HookContractError, match="keep or masked"):
+    with pytest.raises(HookContractError, match="must be Polarity"):
         AttnMask(MaskKind.PADDING_2D, "padding", LAYOUT.valid, True)
     with pytest.raises(HookContractError, match="must not have a tensor"):
         AttnMask(MaskKind.NONE, "causal", torch.zeros(1), Polarity.KEEP)

@@ -21,7 +21,7 @@ def reference_rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: boo
 
 
 def reference_layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, zero_centered: bool) -> Tensor:
-    """Subtract the mean, divide by the root of variance plus ``eps``, multiply as RMS norm does, and add the bias."""
+    """Subtract the mean, divide by the root of variance plus ``eps``, multiply with (1 +) ``weight``, add ``bias``."""
     x, factor = x.double(), weight.double() + float(zero_centered)
     centred = x - x.mean(-1, keepdim=True)
     scaled = centred / (centred.pow(2).mean(-1, keepdim=True) + eps).sqrt() * factor

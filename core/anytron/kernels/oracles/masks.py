@@ -50,7 +50,10 @@ in a layout. It returns ``[R, C, H, Dv]``."""
 
 
 def defined_pairs(lengths: Sequence[int], traits: ModelTraits) -> set[Pair]:
-    """Return the pairs (query, key) that attend by definition: of one sequence, in the window, no later key if causal.
+    """Return the pairs (query, key) that attend by definition.
+
+    Both tokens belong to one sequence, the key is in the query's window, and in a causal model it is not later than the
+    query.
 
     Args:
         lengths: Real lengths of the sequences.
@@ -112,9 +115,9 @@ def read_transformer_engine(mask: AttnMask, layouts: Sequence[SequenceLayout], t
     if mode not in ("no_mask", "causal", "padding", "padding_causal", "arbitrary"):
         raise ValueError(f"Transformer Engine has no attn_mask_type {mode!r}")
     if packed and not padded:
-        raise ValueError(f"packed sequences need a padding type of attn_mask_type, not {mode!r}")
+        raise ValueError(f"packed sequences need attn_mask_type 'padding' or 'padding_causal', not {mode!r}")
     if len(layouts) > 1 and (mode == "arbitrary" or (padded and not packed)):
-        raise ValueError(f"context parallelism does not take {mode!r} in {layout.format}")
+        raise ValueError(f"with context parallelism, attn_mask_type {mode!r} cannot be used in {layout.format}")
 
     def in_sight(query: int, key: int) -> bool:
         return not (causal and key > query) and _in_window(query, key, traits.window)
@@ -158,7 +161,15 @@ def read_flash_attention(mask: AttnMask, layouts: Sequence[SequenceLayout], trai
 
 
 def token_pairs(rows: Sequence[Sequence[int]], allowed: Callable[[int, int, int], bool]) -> set[Pair]:
-    """Collect the (query, key) pairs for which the query is no padding and ``allowed(row, query, key)`` is true."""
+    """Collect the pairs (query token, key token) that attend, as a mask's reader returns them.
+
+    Args:
+        rows: For each row of attention, the flat token at each position; -1 = padding (:func:`ring_rows`).
+        allowed: Function that tells, by the row's number and the positions of query and key, whether they attend.
+
+    Returns:
+        The allowed pairs whose query is a real token; a key may be -1.
+    """
     return {
         (query_token, key_token)
         for number, row in enumerate(rows)
@@ -170,10 +181,11 @@ def token_pairs(rows: Sequence[Sequence[int]], allowed: Callable[[int, int, int]
 
 
 def ring_rows(layouts: Sequence[SequenceLayout]) -> list[list[int]]:
-    """Return the token at each position of each padded sequence, as a zigzag ring of ``len(layouts)`` ranks has it.
+    """Return the flat token at each position of each padded sequence, as ring attention sees it; -1 = padding.
 
-    The ring knows the number of rows, or ``cu_seqlens_padded``, and that rank r holds the chunks r
-    and 2 * ranks - 1 - r of each sequence. It does not know the layouts' position ids.
+    ``layouts`` are those of all context-parallel ranks, in order. The ring knows the number of rows, or
+    ``cu_seqlens_padded``, and that rank r holds the chunks r and 2 * ranks - 1 - r of each sequence. It does not know
+    the layouts' position ids.
     """
     ranks = len(layouts)
     first = layouts[0]
@@ -212,7 +224,7 @@ def _tokens(layout: SequenceLayout) -> list[int]:
 def _required(mask: AttnMask, polarity: Polarity) -> torch.Tensor:
     tensor = mask.read_as(polarity)
     if tensor is None:
-        raise ValueError(f"{mask.kernel_mode} needs a mask")
+        raise ValueError(f"the kernel mode {mask.kernel_mode!r} needs a mask tensor, but the mask has no tensor")
     return tensor
 
 
