@@ -1,7 +1,7 @@
-"""Make the paths in a configuration absolute, so that it means the same wherever it is read next.
+"""Make the paths in a configuration absolute, so that they do not depend on where the configuration is read.
 
 A run writes its configuration into its own directory, and worker processes, plugins and engines read
-it too: none of them has to know where the YAML file lay. ``trainer.output_dir`` stays as it is; it is
+it too: they need not know in which directory the YAML file was. ``trainer.output_dir`` stays as it is; it is
 relative to the directory that a run is started in, not to the file.
 """
 
@@ -26,7 +26,7 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
 
     The paths are ``model.path``, ``model.tokenizer``, ``model.processor``, ``model.lora.path``, ``critic.path``,
     ``teacher.path``, ``reward_model.path``, the file in every ``file.py:function`` and ``file.py:Class``, the paths
-    among the options of registered sources of prompts, and ``rollout.python`` (its symbolic links stay, because an
+    among the options of registered sources of prompts, ``rollout.python`` (its symbolic links stay, because an
     environment is identified by the path of its interpreter), ``rollout.endpoint.key_file``, and the program of
     ``environment.command`` if it has a directory. The paths in ``validation.sets`` are resolved too.
 

@@ -53,7 +53,7 @@ class ReadingOptions(Section):
     @model_validator(mode="after")
     def _system_of_a_chat(self) -> ReadingOptions:
         if self.system is not None and not self.chat:
-            raise ValueError("system needs chat=true, because it is a message of a conversation")
+            raise ValueError("system is a message of a conversation, so it needs chat=true: set chat, or remove system")
         return self
 
 
@@ -108,7 +108,7 @@ class MixedSource(Section):
 
     @property
     def title(self) -> str:
-        """``name``; by default the name of the source's file or function."""
+        """The source's name in messages and ids: ``name``, or by default the name of its file or function."""
         path = self.options.get("path")
         return self.name or Path(path if isinstance(path, str) and ":" not in self.source else self.source).name
 
@@ -155,7 +155,7 @@ class DataSection(Section):
     @classmethod
     def _of_the_template(cls, given: dict[str, Any]) -> dict[str, Any]:
         if taken := sorted(set(given) & set(_TEMPLATE_ARGUMENTS)):
-            raise ValueError(f"{', '.join(taken)} cannot be set: Anytron passes its own value")
+            raise ValueError(f"Anytron itself sets {', '.join(taken)}: remove {'it' if len(taken) == 1 else 'them'}")
         return given
 
     @model_validator(mode="after")

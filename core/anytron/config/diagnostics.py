@@ -1,4 +1,4 @@
-"""What is wrong with a run's configuration, collected so that a person can fix all of it at once."""
+"""Errors and warnings about a run's configuration, collected so that a person can fix all mistakes at once."""
 
 from __future__ import annotations
 

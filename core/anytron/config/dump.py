@@ -57,11 +57,11 @@ def without_user(text: str) -> str:
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
-    """Copy a JSON value without secrets, and without users and passwords in URLs.
+    """Copy a JSON value; secrets become ``(hidden)``, and users and passwords in URLs are removed.
 
     Args:
         value: Any JSON value.
-        name: The key of the value.
+        name: The key of the value, which tells whether it is a secret (:func:`is_secret`); empty = it has no key.
     """
     if isinstance(value, dict) and value:
         return {key: without_secrets(part, str(key)) for key, part in value.items()}

@@ -123,7 +123,10 @@ class EnvironmentSection(Section):
             said = f"it has {' and '.join(given)}" if given else "it has none of them"
             raise ValueError(f"an environment has exactly one of path, agent and command, and {said}")
         if self.command and self.options:
-            raise ValueError("options are keyword arguments of a function, and command has none: use its arguments")
+            raise ValueError(
+                "options are keyword arguments of a class or a function: remove them, and write the arguments of a "
+                "program into command, after the program"
+            )
         if self.is_agent and self.max_observation_tokens != type(self).model_fields["max_observation_tokens"].default:
             raise ValueError("max_observation_tokens does not limit the messages of an agent: remove it")
         if self.attempts > 1 and not self.is_agent:
@@ -137,7 +140,7 @@ class EnvironmentSection(Section):
 
     @property
     def called(self) -> tuple[str, str]:
-        """The key that names the environment, and the class or the function."""
+        """The configuration key that names the environment or agent, and the import path of its class or function."""
         if self.path is not None:
             return "environment.path", self.path
         return ("environment.command", RUN_COMMAND) if self.agent is None else ("environment.agent", self.agent)

@@ -65,8 +65,8 @@ def resolve(
         raise ConfigError(
             f"{location} has no {attribute!r}.",
             where=key,
-            why=f"looked in {module.__file__}",
-            fix=did_you_mean(attribute, vars(module)) or "name a function of that module",
+            why=f"the module {module.__file__} does not define this name",
+            fix=did_you_mean(attribute, vars(module)) or "name a function or a class of that module",
         ) from error
     if not callable(function):
         raise ConfigError(
@@ -94,7 +94,8 @@ def missing(reference: str, key: str) -> Iterator[Diagnostic]:
     if location.endswith(".py"):
         if not Path(location).is_file():
             here = _in_this_directory(location)
-            yield Diagnostic("error", key, f"there is no file {location}", "paths are relative to the YAML file" + here)
+            fix = "correct the path, which is relative to the YAML file" + here
+            yield Diagnostic("error", key, f"there is no file {location}", fix)
     elif not location or importlib.util.find_spec(location.partition(".")[0]) is None:
         fix = "install it, or name a file: 'path/to/file.py:function', relative to the YAML file"
         yield Diagnostic("error", key, f"there is no module {location!r}", fix)

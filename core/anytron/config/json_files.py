@@ -41,7 +41,10 @@ def is_writable(text: str) -> bool:
 
 
 def strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted key, string) for every string in mappings and lists, the keys of mappings included."""
+    """Yield (dotted key, string) for every string in nested mappings and lists.
+
+    The keys of a mapping are yielded, too, each with the dotted key of the mapping.
+    """
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, dict):
@@ -112,7 +115,11 @@ def parse_json(data: bytes | str, deepest: int = DEEPEST) -> Any:
 
 
 def parse_object(data: bytes | str, deepest: int = DEEPEST) -> dict[str, Any]:
-    """Parse UTF-8 encoded JSON as :func:`parse_json` does; ValueError, too, if it is not an object."""
+    """Parse a JSON object as :func:`parse_json` does.
+
+    Raises:
+        ValueError: As :func:`parse_json`, or the value is not an object.
+    """
     value = parse_json(data, deepest)
     if not isinstance(value, dict):
         raise ValueError(f"it is of type {type(value).__name__}, not an object")  # noqa: TRY004 - of the file

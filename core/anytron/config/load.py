@@ -183,7 +183,8 @@ def _validated(values: dict[str, Any], places: Places) -> tuple[RunConfig | None
 
 def _too_deep(where: str) -> ConfigError:
     why = f"lists and mappings are nested more than {DEEPEST} levels deep"
-    return ConfigError("The configuration is nested too deeply.", where=where, why=why)
+    fix = "use fewer levels of lists and mappings"
+    return ConfigError("The configuration is nested too deeply.", where=where, why=why, fix=fix)
 
 
 def _text_mistakes(values: Any) -> Iterator[Diagnostic]:
@@ -207,7 +208,10 @@ def _read(path: Path) -> str:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise exhausted(error) or ConfigError(
-            f"The configuration {path} cannot be read.", where=str(path), why=str(error)
+            f"The configuration {path} cannot be read.",
+            where=str(path),
+            why=str(error),
+            fix="make the file readable, and save it as UTF-8",
         ) from error
 
 
@@ -233,7 +237,10 @@ def _parse(path: Path, text: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        raise ConfigError("The configuration is not valid YAML.", where=where, why=str(error.problem)) from error
+        fix = "correct the YAML at this line and column"
+        raise ConfigError(
+            "The configuration is not valid YAML.", where=where, why=str(error.problem), fix=fix
+        ) from error
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, TypeError, AssertionError) as error:
         raise ConfigError("The configuration is not valid YAML.", where=str(path), why=str(error)) from error
     if not OmegaConf.is_dict(tree):

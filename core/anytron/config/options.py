@@ -1,4 +1,4 @@
-"""Options that belong to an engine or a platform: validate them against their own model, like every other key."""
+"""Validate the options of an engine or a platform, like every other key, by the pydantic model that it defines."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def engine_option_diagnostics(config: RunConfig) -> list[Diagnostic]:
 def model_diagnostics(
     model: type[BaseModel] | None, options: Mapping[str, Any], key: str, place_of: PlaceOf = nowhere
 ) -> list[Diagnostic]:
-    """Check the user's options against a model of options (None = no options are accepted).
+    """Check options that the user has written.
 
     Args:
-        model: Model of the options.
+        model: Pydantic model of the options that are accepted; None = no options are accepted.
         options: The options as the user wrote them.
         key: Key of the options in the configuration.
         place_of: Function that returns where below ``key`` an unknown name belongs, if that is known.
@@ -77,7 +77,7 @@ def in_words(
     Args:
         error: The pydantic error.
         model: The model that refused the values.
-        key: Where the model's keys stand in the configuration; empty = at the top.
+        key: The configuration key below which the model's keys are; empty = they are at the top level.
         place_of: Function that returns where below ``key`` an unknown name belongs, if that is known.
     """
     for detail in error.errors():

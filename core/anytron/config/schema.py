@@ -167,7 +167,8 @@ class RunConfig(Section):
         for index, one in enumerate(examined):
             if not self.rewards and not one.rewards:
                 raise ValueError(
-                    f"validation.sets.{index} has no rewards, and there are no training rewards to use instead"
+                    f"validation.sets.{index} has no rewards, and there are no training rewards to use instead: add "
+                    "rewards to this set"
                 )
         return self
 
@@ -183,7 +184,8 @@ class RunConfig(Section):
         if algorithm.importance_floor > algorithm.importance_cap:
             raise ValueError(
                 f"algorithm.importance_floor={algorithm.importance_floor:g} is above "
-                f"algorithm.importance_cap={algorithm.importance_cap:g}: every token would be masked"
+                f"algorithm.importance_cap={algorithm.importance_cap:g}, so that every token would be masked: set a "
+                "floor below the cap"
             )
         return self
 
@@ -208,7 +210,8 @@ class RunConfig(Section):
             )
         if algorithm.overlong_buffer > limit:
             raise ValueError(
-                f"algorithm.overlong_buffer={algorithm.overlong_buffer} must be at most rollout.max_new_tokens={limit}"
+                f"algorithm.overlong_buffer={algorithm.overlong_buffer} is above rollout.max_new_tokens={limit}: lower "
+                "algorithm.overlong_buffer"
             )
         return self
 
@@ -224,9 +227,14 @@ class RunConfig(Section):
                 "tokens: remove rollout.replay_routing"
             )
         if self.environment is None and "environment" in functions:
-            raise ValueError("the reward environment needs an environment: add a section environment")
+            raise ValueError(
+                "the reward function 'environment' returns the rewards of an environment, but there is no environment: "
+                "add a section environment"
+            )
         if self.reward_model is None and REWARD_MODEL in functions:
-            raise ValueError("the reward reward_model needs a reward model: add a section reward_model with its path")
+            raise ValueError(
+                "the reward function 'reward_model' needs a reward model: add a section reward_model with its path"
+            )
         if self.reward_model is not None and REWARD_MODEL not in functions and not self.supervised:
             raise ValueError(
                 "the section reward_model is not used: add {function: reward_model} to rewards, or remove the section"
@@ -268,7 +276,10 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _best_is_kept(self) -> RunConfig:
         if self.validation is not None and self.validation.keep_best and not self.checkpoint.keep:
-            raise ValueError("validation.keep_best needs checkpoints, but checkpoint.keep=0 writes none")
+            raise ValueError(
+                "validation.keep_best needs checkpoints, but with checkpoint.keep=0 no checkpoint is written: set "
+                "checkpoint.keep to 1 or more"
+            )
         return self
 
     @property
@@ -283,7 +294,7 @@ class RunConfig(Section):
 
     @property
     def longest_response(self) -> int:
-        """Limit of a response's tokens (of a turn's, with an environment): the largest of training and validation."""
+        """Largest number of tokens of a response in training and validation; with an environment, of a turn."""
         examined = [] if self.validation is None else self.validation.sets
         return max([self.rollout.max_new_tokens, *(one.max_new_tokens or 0 for one in examined)])
 
@@ -296,7 +307,7 @@ class RunConfig(Section):
 
     @property
     def of_reward_model(self) -> RunConfig:
-        """The configuration of the reward model's ranks: that model, and its parallel sizes, replace the policy's."""
+        """The configuration for the reward model's ranks: its path and parallel sizes instead of the policy's."""
         assert self.reward_model is not None
         tokens = self.reward_model.max_tokens_per_micro_batch
         engine = {"max_tokens_per_micro_batch": tokens, "offload": [], "recompute": "none"}

@@ -54,7 +54,8 @@ class RewardSection(Section):
             for name in ("options", "processes", "timeout_s", "memory_gib"):
                 if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
                     raise ValueError(
-                        f"{name} applies to reward functions only: configure {REWARD_MODEL} in its own section"
+                        f"{name} applies to reward functions only: remove it; the section {REWARD_MODEL} has the keys "
+                        "of the reward model"
                     )
         return self
 

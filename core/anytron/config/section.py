@@ -21,7 +21,10 @@ class Section(BaseModel):
 
 
 def refuse_zero(temperature: Any) -> Any:
-    """Refuse a temperature of 0, which other tools take for greedy decoding; the error says what to set instead."""
+    """Return the temperature; raise ValueError if it is 0, by which other tools mean greedy decoding.
+
+    The error says what to set for greedy decoding.
+    """
     if isinstance(temperature, (int, float)) and temperature == 0:
         raise ValueError("must be above 0, because logits are divided by it; for greedy decoding, set top_k=1")
     return temperature

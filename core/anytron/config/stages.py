@@ -136,7 +136,8 @@ def _of_all_stages(stages: list[dict[str, Any]]) -> Iterator[Diagnostic]:
             section, _, name = key.partition(".")
             if name in (stage.get(section) or {}):
                 message = "this key applies to all stages, but one stage sets it"
-                yield Diagnostic("error", f"{STAGES}.{index}.{key}", message, f"set {key} for the whole file")
+                fix = f"remove it from the stage, and set {key} at the top level of the file"
+                yield Diagnostic("error", f"{STAGES}.{index}.{key}", message, fix)
 
 
 def _placed(diagnostic: Diagnostic, by_key: Mapping[str, str]) -> Diagnostic:

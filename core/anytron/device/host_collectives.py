@@ -40,9 +40,9 @@ def host_collectives(device_type: str) -> str:
         distributed.Backend.register_backend(BACKEND, make_process_group, devices=[device_type])
     elif registered != [device_type]:
         raise PlatformError(
-            f"Collectives over host memory are registered for the device type {registered[0]} already.",
+            f"Collectives over host memory are already registered for another device type, {registered[0]}.",
             where=f"host_collectives('{device_type}')",
-            why="a process has one device type",
-            fix="use one platform in a process",
+            why="a process can register them for one device type only",
+            fix=f"start another process for the device type {device_type}",
         )
     return BACKEND

@@ -45,7 +45,7 @@ class HostProcessGroup(distributed.ProcessGroup):
         return BACKEND
 
     def barrier(self, opts: Any = None) -> HostWork:
-        """Wait for all ranks; the device of the options is gloo's."""
+        """Start a barrier of all ranks, and return its handle; ``opts.device`` is replaced by the CPU, for gloo."""
         options = distributed.BarrierOptions() if opts is None else opts
         options.device = torch.device("cpu")
         return HostWork(self.inner.barrier(options), [])
@@ -56,7 +56,7 @@ class HostProcessGroup(distributed.ProcessGroup):
 
 
 class HostWork(distributed.Work):
-    """The handle of a collective; when the caller waits, results are copied to the device, on the current stream."""
+    """The handle of a collective. :meth:`wait` copies the results to the device, on the current stream."""
 
     def __init__(self, inner: distributed.Work, results: list[tuple[Tensor, Tensor]]) -> None:
         """Keep gloo's handle.
@@ -80,7 +80,7 @@ class HostWork(distributed.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether gloo is done and the results are on the device."""
+        """Whether gloo is done; if it is, the results are copied to the device before this returns True."""
         return self._inner.is_completed() and self.wait()
 
     def _source_rank(self) -> int:

@@ -299,7 +299,7 @@ def decisions_of(platform: Platform) -> tuple[Decision, ...]:
 
 
 def limits_of(platform: Platform) -> dict[Feature, str]:
-    """Ask a platform which features it lacks; return the reason for each feature.
+    """Ask a platform which features it lacks; return the reason for each of these features.
 
     Raises:
         HookContractError: The answer contains an object that is not a Limit, or a limit without a reason.

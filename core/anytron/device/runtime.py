@@ -92,7 +92,8 @@ class DeviceRuntime(abc.ABC):
     def compute_capability(self) -> tuple[int, int]:
         """CUDA's compute capability (major, minor); (0, 0) on devices that have none.
 
-        Code that is redirected from ``torch.cuda`` reads (8, 0) there: the portable modules compute what 8.0 promises.
+        On such devices, code that is redirected from ``torch.cuda`` reads (8, 0), because the portable modules compute
+        everything that a GPU of 8.0 can.
         """
         return (0, 0)
 
@@ -142,10 +143,11 @@ class DeviceRuntime(abc.ABC):
 class AcceleratorRuntime(DeviceRuntime):
     """A device that torch knows: a subclass sets only ``device_type`` and ``communication_backend``.
 
-    A method calls the function of the device's own module, ``torch.<device_type>``, that has the name of torch.cuda's.
-    Where the module has none, it calls the function of ``torch.accelerator``, if the machine's accelerator is of this
-    type. The module is first, because its vendor may do more: ``torch.cuda.set_device`` and ``torch.npu.set_device``
-    prepare the device, which ``torch.accelerator.set_device_index`` does not.
+    Each method calls a function of the device's own module, ``torch.<device_type>``, with the same name as in
+    ``torch.cuda``. If the module lacks the function, and the machine's accelerator is of this type, the method calls
+    the function of ``torch.accelerator``. The module is first, because its vendor may do more:
+    ``torch.cuda.set_device`` and ``torch.npu.set_device`` prepare the device, which
+    ``torch.accelerator.set_device_index`` does not.
 
     A plugin must import the package that adds the device to torch before it makes an instance.
 

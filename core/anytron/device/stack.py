@@ -117,7 +117,7 @@ def open_device_stack(
         engine: Name of Anytron's engine whose models the process builds; default: the process builds its own models.
 
     Raises:
-        PlatformError: The platform cannot be used, or the choice is not clear.
+        PlatformError: The platform cannot be used; or no platform is named, and the probes leave no single choice.
         PluginError: An installed plugin cannot be loaded.
         ConfigError: ``options`` are not valid for the platform, or differ from ``ANYTRON_PLATFORM_OPTIONS``.
         PatchError: Megatron, or another package that must be patched before its import, is imported already.
@@ -151,8 +151,8 @@ def planned_patches(
         rollout_engine: The rollout engine; None = the configuration's default.
 
     Returns:
-        JSON objects, see :meth:`anytron.device.patches.Judgement.as_json`; with more than one role, each also has the
-        first ``role`` that the patch is for.
+        JSON objects, see :meth:`anytron.device.patches.Judgement.as_json`. If there are several roles, each object also
+        has a ``role``, the first role in which the patch would be applied.
 
     Raises:
         PatchError: Two owners patch one target, or an id is used twice; a run would stop here too.

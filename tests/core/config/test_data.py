@@ -52,7 +52,7 @@ def read(tmp_path):
             {"mix": [{"source": "csv", "options": {"path": "a", "colums": {}}}]},
             r"did you mean data\.mix\.0\.options\.columns",
         ),
-        ({"source": "a:f", "chat_template_kwargs": {"tokenize": True}}, "tokenize cannot be set"),
+        ({"source": "a:f", "chat_template_kwargs": {"tokenize": True}}, "Anytron itself sets tokenize: remove it"),
         ({"source": "a:f", "max_prompt_tokens": 0}, r"data\.max_prompt_tokens"),
     ],
 )

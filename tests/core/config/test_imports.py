@@ -92,4 +92,4 @@ def test_a_file_of_the_current_directory_is_told_how_to_be_named(tmp_path, monke
         assert caught.value.fix.endswith(f"; for the file in the current directory, write {tmp_path}/here/{file}")
     with pytest.raises(ConfigError) as caught:
         resolve(f"{tmp_path}/config/other.py:loss", ANY)
-    assert caught.value.fix == "paths are relative to the YAML file"
+    assert caught.value.fix == "correct the path, which is relative to the YAML file"

@@ -115,7 +115,7 @@ def ask_merged(hook: str, implementations: tuple[Implementation, ...]) -> Callab
                         f"Two plugins disagree on {name}.",
                         where=f"hook {hook}",
                         why=f"'{owner}' gives {present!r}, '{plugin}' gives {value!r}",
-                        fix=f"disable one of them: ANYTRON_DISABLE_PLUGINS={plugin}",
+                        fix=f"disable a plugin: ANYTRON_DISABLE_PLUGINS={plugin} or ANYTRON_DISABLE_PLUGINS={owner}",
                     )
         return merged
 
@@ -167,7 +167,7 @@ def traced(hook: str, plugin: str, call: Callable[..., Any]) -> Callable[..., An
 
 
 def brief(value: Any, depth: int = 0) -> str:
-    """Short form of an argument or a result, at most 160 characters; tensors by dtype and shape."""
+    """Return a short form of an argument or a result, at most 160 characters; of a tensor, its dtype and shape."""
     if isinstance(value, Enum):
         text = str(value.value)
     elif hasattr(value, "dtype") and hasattr(value, "shape"):
@@ -255,7 +255,7 @@ def _check_scope(plugin: str, scope: Any) -> None:
         pass  # a function written in C does not tell its arguments
     first, second = scope(), scope()
     if not isinstance(first, AbstractContextManager):
-        raise _no_factory(plugin, f"it made a {type(first).__name__}")
+        raise _no_factory(plugin, f"it made a {type(first).__name__}, which is not a context manager")
     if first is second:
         why = f"it made the same {type(first).__name__} twice; recomputation enters the scope of a micro-batch again"
         raise _no_factory(plugin, why)

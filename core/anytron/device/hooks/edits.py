@@ -44,7 +44,7 @@ def apply_edits(config: RunConfig, edits: Sequence[tuple[str, ConfigEdit]]) -> R
 
 
 def is_set(config: RunConfig, key: str) -> bool:
-    """Whether the user has set a dotted key, or a value in place of one of its sections."""
+    """Whether the user has set a dotted key; True, too, if a value stands where the key would need a section."""
     node: Any = config
     for name in key.split("."):
         if isinstance(node, BaseModel):
@@ -71,7 +71,7 @@ def _refuse_conflicts(edits: Sequence[tuple[str, ConfigEdit]]) -> None:
                     where=f"hook configure of '{other_plugin}' and '{plugin}'",
                     why=f"'{other_plugin}' sets {other.key} to {other.value!r} ({other.reason}); "
                     f"'{plugin}' sets {edit.key} to {edit.value!r} ({edit.reason})",
-                    fix=f"disable one of them: ANYTRON_DISABLE_PLUGINS={plugin}",
+                    fix=f"disable a plugin: ANYTRON_DISABLE_PLUGINS={plugin} or ANYTRON_DISABLE_PLUGINS={other_plugin}",
                 )
 
 
@@ -87,7 +87,8 @@ def _check_key(config: BaseModel, plugin: str, key: str) -> None:
                 f"Plugin '{plugin}' edits a key that does not exist: {key}.",
                 where=f"hook configure of '{plugin}'",
                 why=f"there is no {name} in {'.'.join(walked) or 'the configuration'}",
-                fix=did_you_mean(name, fields, "".join(f"{section}." for section in walked)),
+                fix=did_you_mean(name, fields, "".join(f"{section}." for section in walked))
+                or "correct the key in the plugin; docs/reference/config.md lists all keys",
             )
         node = getattr(node, name)
         walked.append(name)

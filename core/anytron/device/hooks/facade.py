@@ -57,11 +57,20 @@ class Hooks:
         self.members = tuple(in_order("first", tuple(members)))
         """The plugins in the order in which hooks of kind ``first`` ask them."""
         names = [member.name for member in self.members]
-        platforms = [member for member in self.members if member.precedence is Precedence.PLATFORM]
-        if len(set(names)) < len(names) or len(platforms) > 1:
+        platforms = [member.name for member in self.members if member.precedence is Precedence.PLATFORM]
+        if len(set(names)) < len(names):
             raise PluginError(
-                "Plugin names must be unique, and at most one plugin may be a platform.",
-                why=f"the plugins are {', '.join(names)}; {len(platforms)} of them are platforms",
+                "Two plugins have the same name.",
+                where="members of Hooks",
+                why=f"the plugins are {', '.join(names)}",
+                fix="give each plugin a unique name",
+            )
+        if len(platforms) > 1:
+            raise PluginError(
+                "Two plugins are platforms, but at most one plugin may be a platform.",
+                where="members of Hooks",
+                why=f"the platforms are {', '.join(platforms)}",
+                fix="pass only the platform of this process",
             )
         self._ask = {hook: self._way_to_ask(spec) for hook, spec in specifications().items()}
         self._check_inputs = InputChecks()
@@ -80,8 +89,8 @@ class Hooks:
     def suppliers(self) -> dict[str, str]:
         """Return which plugin supplied which kernel to this process, for example ``{"log_prob_kernel": "acme"}``.
 
-        Fused kernels are listed by name (``fused_kernel rms_norm``). Where several plugins supplied one kernel,
-        for different layers, all are named.
+        Fused kernels are listed by name (``fused_kernel rms_norm``). If several plugins supplied the same kernel for
+        different layers, all of them are named.
         """
         return {kernel: ", ".join(sorted(plugins)) for kernel, plugins in sorted(self._suppliers.items())}
 
@@ -163,7 +172,13 @@ class Hooks:
                 raise broken("runtime_env", plugin, "the values must be strings", f"{name} is {value!r}")
             present = os.environ.get(name, value)
             if present != value:
-                logger.warning("%s=%s is kept as it was set; plugin '%s' wanted %s", name, present, plugin, value)
+                logger.warning(
+                    "the environment variable %s keeps its value %s; plugin '%s' wanted %s",
+                    name,
+                    present,
+                    plugin,
+                    value,
+                )
         return {name: os.environ.get(name, value) for name, (_, value) in merged.items()}
 
     # ---- building -------------------------------------------------------------------------------
@@ -247,7 +262,8 @@ class Hooks:
         items = [(plugin, item) for plugin, answer in self._ask[hook](*arguments) for item in answer]
         for plugin, item in items:
             if not isinstance(item, kind):
-                raise broken(hook, plugin, "its result may list only the documented classes", f"it lists {item!r}")
+                names = " and ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
+                raise broken(hook, plugin, f"its result may list only objects of {names}", f"it lists {item!r}")
         return items
 
     def _kernel(self, label: str, hook: str, *arguments: Any) -> Any:

@@ -151,7 +151,7 @@ def _checked_call(hook: str, implementation: pluggy.HookImpl, plugin: str) -> Ca
             why=f"the hook has no argument {', '.join(unknown)}"
             if unknown
             else f"arguments with a default value are never passed: {', '.join(unpassed)}",
-            fix=f"use a subset of ({', '.join(arguments)}), without default values",
+            fix=f"take only arguments from ({', '.join(arguments)}), without default values",
         )
     if implementation.wrapper or implementation.hookwrapper:
         raise PluginError(

@@ -67,7 +67,8 @@ def probe_platforms(found: Sequence[Found], only: str | None = None, named: str 
     Args:
         found: All installed plugins.
         only: Name of the one platform to probe; None = all of them.
-        named: Name of the platform that the user asked for, if others are probed too.
+        named: Name of the platform that the user asked for, if other platforms are probed too; None = no platform was
+            asked for, or ``only`` names it.
     """
     platforms = [one.platform for one in found if one.platform is not None]
     covered = frozenset(name for one in platforms if not one.chosen_by_name_only for name in one.device_packages)
@@ -93,7 +94,8 @@ def _probe(platform: Platform) -> Probe:
         reason = f"its probe raised {type(error).__name__}: {error}"
         return Probe(Availability.BROKEN, reason, f"report this to the authors of platform '{platform.name}'")
     if not isinstance(probe, Probe):
-        return Probe(Availability.BROKEN, f"its probe returned {probe!r}, which is not a Probe")
+        reason = f"its probe returned {probe!r}, which is not a Probe"
+        return Probe(Availability.BROKEN, reason, f"report this to the authors of platform '{platform.name}'")
     return probe
 
 
@@ -253,7 +255,10 @@ def _name_one(name: str) -> str:
 
 
 def settled_reports(found: Sequence[Found], probes: Mapping[str, Probe], choice: Choice | None) -> list[PluginReport]:
-    """Return the plugins' reports, with the states that follow from the probes and the chosen platform."""
+    """Return the plugins' reports, their states updated by the probes and by the choice of the platform.
+
+    ``choice`` is None if no platform could be chosen.
+    """
     return [_settled(candidate, probes.get(candidate.report.name), choice) for candidate in found]
 
 

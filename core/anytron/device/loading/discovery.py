@@ -187,7 +187,7 @@ def _check_platform(report: PluginReport, point: EntryPoint, loaded: object) -> 
     if not hasattr(loaded, "api_version"):
         raise _RefusedError(
             State.BROKEN,
-            "it does not state the version of the plugin contract that it was written for",
+            f"the class {loaded.__name__} has no api_version, which states the version of the plugin contract",
             f"write api_version = {API_VERSION} into the class {loaded.__name__}, if it was written for this anytron",
         )
     if getattr(loaded, "name", None) != report.name:
@@ -200,5 +200,5 @@ def _check_platform(report: PluginReport, point: EntryPoint, loaded: object) -> 
         raise _RefusedError(
             State.BROKEN,
             f"{loaded.options_model.__name__} would silently accept unknown options",
-            'give it model_config = ConfigDict(extra="forbid")',
+            f'write model_config = ConfigDict(extra="forbid") into the class {loaded.options_model.__name__}',
         )

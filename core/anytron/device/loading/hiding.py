@@ -52,7 +52,10 @@ def autoloaded_packages() -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def own_packages_shown(platform: Platform) -> Iterator[None]:
-    """Show a platform's own packages while it is probed; hide those again that were hidden and are not imported."""
+    """Make a platform's own packages visible in the ``with`` block, in which it is probed.
+
+    After the block, packages that were hidden before it are hidden again, unless the probe has imported them.
+    """
     shown = _show(platform.device_packages)
     try:
         yield

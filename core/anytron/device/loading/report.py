@@ -104,8 +104,8 @@ class Finding:
         plugin: The plugin that needs the package.
         requirement: The package that the plugin needs, and the range of its versions.
         installed: The version that an import would find; None if the package is missing.
-        locations: Directories that contain the package, first the one that an import would find; more than one = it
-            is installed again further down ``sys.path``.
+        locations: Directories that contain the package, first the one that an import would find; if there are several,
+            the package is installed more than once on ``sys.path``.
         fits: Whether ``installed`` lies in the range.
     """
 
@@ -203,7 +203,7 @@ def check_requirements(hooks: Hooks, engine: str | None = None) -> list[Finding]
 
 
 def not_installed(error: BaseException) -> AnytronError | None:
-    """Explain that a package that Anytron requires is missing; None if the error has another cause."""
+    """Return an error which says that a package that Anytron requires is missing; None if ``error`` is another one."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return None
     module = error.name.partition(".")[0]

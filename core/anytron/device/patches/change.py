@@ -78,7 +78,14 @@ class Change:
                 # Modules that imported the replacement by name meanwhile get the original back.
                 rebind([(self.new, self.old)])
         if self.name and raw(self.owner, self.name) is not self.before:
-            raise PatchError(f"Undoing the patch {self.patch.id} did not restore {self.patch.target}.")
+            raise PatchError(
+                f"Undoing the patch {self.patch.id} did not restore {self.patch.target}.",
+                where=self.patch.target,
+                why="the target is not the object that it was before the patch",
+                fix="let the function undo, which the patch's install returns, restore that object"
+                if self.uninstall is not None
+                else "start a new process; the module or class that has the target ignores or redirects assignments",
+            )
 
 
 def raw(owner: Any, name: str) -> Any:
@@ -129,8 +136,12 @@ def _replace(patch: Patch) -> Change:
     setattr(owner, name, after)
     if raw(owner, name) is not after:
         change.undo()
-        why = "the module or class that has it ignores or redirects the assignment"
-        raise PatchError(f"{patch.target} could not be replaced.", why=why)
+        raise PatchError(
+            f"{patch.target} could not be replaced.",
+            where=f"patch {patch.id}",
+            why="the module or class that has this attribute ignores or redirects the assignment",
+            fix="give the patch a function install, instead of replacement, that makes the change in another way",
+        )
     remarks = []
     if patch.rebinds and "." not in patch.attribute and can_be_found(original):
         change.old, change.new = original, new
@@ -154,7 +165,12 @@ def _install(patch: Patch, context: Any) -> Change:
     after = raw(owner, name) if name else ABSENT
     if name and after is before:
         installed.undo()
-        raise PatchError(f"{patch.target} is still the same object after install() of the patch {patch.id}.")
+        raise PatchError(
+            f"{patch.target} is still the same object after install() of the patch {patch.id}.",
+            where=patch.install,
+            why="install must replace the attribute that the patch's target names",
+            fix="let install replace it, or name in target only the module that install changes",
+        )
     return Change(patch, installed.detail, owner, name, before, after, uninstall=installed.undo)
 
 

@@ -60,8 +60,8 @@ class Ledger:
         """Accept patches, all or none, without applying them.
 
         Raises:
-            PatchError: An id exists already, two owners change one target in this environment, or a patch's phase
-                is over.
+            PatchError: A patch with the same id exists already, two owners change one target in this environment, or
+                the phase of a patch is over.
         """
         known = dict(self._patches)
         for patch in patches:
@@ -87,7 +87,7 @@ class Ledger:
             raise PatchError(
                 f"Patches of the phase {phase.value} can no longer be applied.",
                 why=f"the later phase {self._reached.value} has been applied already",
-                fix="apply the phases in order",
+                fix=f"apply the phases in this order: {', '.join(one.value for one in Phase)}",
             )
         self.revalidate()
         self._reached = phase
@@ -172,7 +172,7 @@ class Ledger:
                 f"Patches could not be undone: {', '.join(patch.id for patch in foreign)}.",
                 where=", ".join(sorted({patch.target for patch in foreign})),
                 why="other code changed the targets after these patches",
-                fix="undo the other change first",
+                fix="undo the changes of the other code first, then these patches",
             )
 
     def report(self) -> list[dict[str, Any]]:
@@ -207,7 +207,8 @@ class Ledger:
             raise PatchError(
                 f"Two patches are called {patch.id}.",
                 where=f"owners {twin.owner} and {patch.owner}",
-                fix="give one of them another id",
+                why="the id of a patch is its name in records, so it must be unique",
+                fix="give one of the patches another id",
             )
         if self._reached is not None and _PHASES.index(patch.phase) < _PHASES.index(self._reached):
             raise PatchError(
@@ -254,7 +255,7 @@ class Ledger:
                 f"The required patch {patch.id} of {patch.owner} could not be applied.",
                 where=f"{patch.target}" + (f" ({patch.package} {version})" if version else ""),
                 why=failed.detail,
-                fix=patch.upstream and f"see {patch.upstream}",
+                fix=f"see {patch.upstream}" if patch.upstream else f"report this to the authors of {patch.owner}",
             ) from error
         self._applied.append(change)
         return PatchRecord(patch, Outcome.APPLIED, change.detail, version)

@@ -113,11 +113,11 @@ class Patch:
         if self.replacement and not self.attribute:
             raise ValueError(f"patch {self.id}: a replacement needs a target of the form module:attribute")
         if self.requires and not self.package:
-            raise ValueError(f"patch {self.id}: requires={self.requires!r} needs package")
+            raise ValueError(f"patch {self.id}: requires={self.requires!r} is a range of package, which is not given")
         if self.before and self.phase is not Phase.BEFORE_IMPORT:
-            raise ValueError(f"patch {self.id}: before={self.before!r} belongs to the phase before_import")
+            raise ValueError(f"patch {self.id}: before={self.before!r} may be given only in the phase before_import")
         if self.imports and self.phase is not Phase.BEFORE_IMPORT:
-            raise ValueError(f"patch {self.id}: imports={self.imports!r} belongs to the phase before_import")
+            raise ValueError(f"patch {self.id}: imports={self.imports!r} may be given only in the phase before_import")
         for requires in (self.requires, *(one.requires for one in self.superseded_by)):
             SpecifierSet(requires)  # InvalidSpecifier is a ValueError
 

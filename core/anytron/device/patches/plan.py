@@ -241,6 +241,6 @@ def check_targets(patches: Iterable[Patch]) -> None:
             raise PatchError(
                 f"Patches of two owners change {target}.",
                 where=", and ".join(f"{patch.id} of {owner}" for owner, patch in by_owner.items()),
-                why="the second would hide the first",
-                fix="remove one of the patches, or disable one of the plugins (ANYTRON_DISABLE_PLUGINS)",
+                why="the patch that is applied second would hide the first one",
+                fix="remove one of the patches, or set ANYTRON_DISABLE_PLUGINS to the name of a plugin that has one",
             )

@@ -66,7 +66,7 @@ def rebind(
 
 
 def holders(package: str, limit: int = 5) -> list[str]:
-    """Name loaded modules outside of ``package`` that hold the package or an object defined in it."""
+    """Name at most ``limit`` loaded modules outside of ``package`` that hold the package or an object defined in it."""
     prefix = package + "."
 
     def belongs(name: object) -> bool:

@@ -196,7 +196,7 @@ def test_runtime_env_keeps_what_the_user_set_and_says_so(monkeypatch, caplog):
     monkeypatch.setenv("ACME_MODE", "mine")
     hooks = hooks_with(acme=answering(runtime_env={"ACME_MODE": "yours"}))
     assert hooks.runtime_env(ProcessInfo("trainer"), RUN) == {"ACME_MODE": "mine"}
-    assert "ACME_MODE=mine is kept as it was set; plugin 'acme' wanted yours" in caplog.text
+    assert "the environment variable ACME_MODE keeps its value mine; plugin 'acme' wanted yours" in caplog.text
 
 
 def test_runtime_env_conflict_names_both_plugins():

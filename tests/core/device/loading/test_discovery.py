@@ -168,7 +168,7 @@ def test_a_platform_that_says_no_version_of_the_contract_is_broken(site, report)
     source = "from anytron import Platform\nclass Chip(Platform):\n    name = 'chip'\n"
     site.install("acme-chip", source, entry_points="[anytron.platforms]\nchip = acme_chip:Chip\n")
     assert report("chip").state is State.BROKEN
-    assert "does not state the version" in report("chip").reason
+    assert "has no api_version" in report("chip").reason
     assert "api_version = 1 into the class Chip" in report("chip").remedy
 
 

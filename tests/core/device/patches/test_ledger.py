@@ -164,7 +164,7 @@ def test_a_patch_that_imports_a_package_goes_last(victim):
 
     Ledger([noted("importer", imports="package_not_imported"), noted("early")]).apply(Phase.BEFORE_IMPORT)
     assert applied == ["early", "importer"]
-    with pytest.raises(ValueError, match="belongs to the phase before_import"):
+    with pytest.raises(ValueError, match="may be given only in the phase before_import"):
         make(imports="package_not_imported")
 
 
