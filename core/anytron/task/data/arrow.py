@@ -36,7 +36,11 @@ _LISTS = ("list", "large_list", "fixed_size_list", "map")
 
 
 def check_schema(schema: pa.Schema, where: str) -> None:
-    """Refuse columns with equal names, with a type that cannot be read, or nested too deeply.
+    """Refuse a table if two columns have the same name, or a column's type cannot be read or is nested too deeply.
+
+    Args:
+        schema: Schema of the table.
+        where: Name of the file, for the error.
 
     Raises:
         DataError: A column is refused.
@@ -44,9 +48,9 @@ def check_schema(schema: pa.Schema, where: str) -> None:
     names = [str(name) for name in schema.names]
     if twice := next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None:
         raise DataError(
-            "Columns of a file have the same name.",
+            "Two columns of a file have the same name.",
             where=where,
-            why=f"several columns are named {twice!r}",
+            why=f"more than one column is named {twice!r}",
             fix="write the file again with a different name for each column",
         )
     for field in schema:
@@ -84,7 +88,7 @@ def _is(kind: pa.DataType, names: Iterable[str]) -> bool:
 def records(
     batches: Iterable[Any], size: int, place: Callable[[int], str], fix: str, rows: int
 ) -> Iterator[tuple[int, Any]]:
-    """Yield each row with its number, from 1.
+    """Yield each row as (number, row): the number counts from 1, the row is a mapping of columns.
 
     Args:
         batches: Record batches, or tables, of a schema that has been checked.

@@ -38,7 +38,7 @@ def present() -> datetime:
 
 
 class Beginning(BaseModel):
-    """The start time of a run, and the chat template that it started with."""
+    """The start time of a run, and the chat template with which the run started."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -58,7 +58,7 @@ class Beginning(BaseModel):
 
     @property
     def shown(self) -> dict[str, str]:
-        """The start time as text, by each format in which the template shows it."""
+        """For each time format that the chat template uses, the start time as text in that format."""
         formats = [single or double for single, double in _FORMAT.findall(str(self.chat_template))]
         return {form: self.strftime(form) for form in formats}
 

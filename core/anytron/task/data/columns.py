@@ -76,7 +76,7 @@ class PromptColumns:
 
 
 def in_memory(prompts: Iterable[TokenizedPrompt]) -> PromptColumns:
-    """Hold prompts in memory; their data may be any objects."""
+    """Return prompts as columns in memory; their data may be any objects."""
     frames: list[Frame] = []
     records: list[Record] = []
     some: list[TokenizedPrompt] = []
@@ -96,7 +96,7 @@ def in_memory(prompts: Iterable[TokenizedPrompt]) -> PromptColumns:
 
 
 def numbers_of(prompts: Sequence[TokenizedPrompt]) -> Frame:
-    """Return the columns of prompts that hold numbers, by their names."""
+    """Return the columns ``tokens``, ``lengths``, ``masks`` and ``digests`` of some prompts, as bytes, by name."""
     lengths = [len(one.tokens) for one in prompts]
     tokens = np.fromiter(chain.from_iterable(one.tokens for one in prompts), "<i4", sum(lengths)).tobytes()
     ends = [0, *(4 * end for end in np.cumsum(lengths).tolist())]
@@ -114,14 +114,14 @@ def numbers_of(prompts: Sequence[TokenizedPrompt]) -> Frame:
 
 
 def frame_of(prompts: Sequence[TokenizedPrompt], *, pictures: bool) -> Frame:
-    """Encode prompts with plain data.
+    """Encode prompts as the bytes of all columns; their data must be plain (:mod:`anytron.task.isolation.plain`).
 
     Args:
         prompts: The prompts.
         pictures: Whether their images are part of the records.
 
     Raises:
-        TypeError: The data of a prompt are not plain.
+        TypeError: The data of a prompt have an object that is not plain.
     """
     records = [packed([one.id, one.text, dict(one.data), list(one.images) if pictures else []]) for one in prompts]
     sizes = np.array([len(record) for record in records], "<i4").tobytes()
@@ -135,12 +135,12 @@ def arrays_of(frame: Any) -> dict[str, Numbers]:
         ValueError: The frame is malformed.
     """
     if not isinstance(frame, dict) or any(type(frame.get(name)) is not bytes for name in COLUMNS):
-        raise ValueError("a message is not a frame of prompts")
+        raise ValueError("a message does not have the columns of prompts")
     return checked({name: np.frombuffer(frame[name], kind) for name, kind in COLUMNS.items()})
 
 
 def checked(arrays: dict[str, Numbers]) -> dict[str, Numbers]:
-    """Return arrays with the names in :data:`COLUMNS`; raise ValueError if their sizes do not match."""
+    """Return the arrays, one for each of :data:`COLUMNS`; raise ValueError if their sizes contradict each other."""
     lengths, sizes = arrays["lengths"], arrays["sizes"]
     if len(lengths) and min(lengths.min(), sizes.min(initial=0)) < 0:
         raise ValueError("a length is negative")
@@ -150,7 +150,7 @@ def checked(arrays: dict[str, Numbers]) -> dict[str, Numbers]:
         or (len(arrays["tokens"]), len(arrays["records"])) != (tokens, size)
         or len(arrays["masks"]) not in (0, tokens)
     ):
-        raise ValueError("the sizes of the columns of prompts do not match")
+        raise ValueError("the columns of prompts have sizes that contradict each other")
     return arrays
 
 

@@ -1,4 +1,4 @@
-"""Decode responses: byte-level tokenizers by a table of bytes, in a tenth of the time; others by the tokenizer."""
+"""Decode responses: for byte-level tokenizers by a table of bytes, in a tenth of the time; else by the tokenizer."""
 
 from __future__ import annotations
 

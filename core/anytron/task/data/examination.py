@@ -67,8 +67,7 @@ def examined(
     Args:
         model: The model.
         asked: Directories of the teacher and the reward model, by their configuration keys; None = the run has neither.
-        critic: Model directory of the critic; the files that ranks load from it are tried. None = ``critic.path``
-            is not set.
+        critic: Model directory of the critic, whose config is read too; None = ``critic.path`` is not set.
 
     Yields:
         Facts about the models in ``asked``, by their keys.
@@ -161,7 +160,7 @@ def _asked(answers: list[Any], errand: Errand) -> AskedModel:
 
 
 def _nonsense(errand: Errand) -> AnytronError:
-    return errand.failed("the process that reads it wrote an invalid answer")
+    return errand.failed("the reading process wrote an invalid answer")
 
 
 def _load_and_use(model: ModelSection, note: Note) -> Iterator[str]:

@@ -91,7 +91,7 @@ def _divide(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any]) -> _Div
         raise DataError(
             "A response is neither a text nor a list of token ids.",
             where=where,
-            why=f"it is {type(response).__name__}" + ("" if response else ", and empty"),
+            why=f"its type is {type(response).__name__}" + ("" if response else ", and it is empty"),
             fix="name the right column in the source's option `columns`: {response: COLUMN}",
         )
     check_text(where, response)
@@ -100,7 +100,7 @@ def _divide(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any]) -> _Div
             "An example has two answers: the last message and the response.",
             where=where,
             why=f"the last message is the assistant's, and there is a column {RESPONSE!r}",
-            fix=f"remove one of them: the last message, or the column {RESPONSE}",
+            fix=f"remove the last message, or the column {RESPONSE}",
         )
     if prompt.messages is not None:
         return _answered(prompt, {"role": ASSISTANT, "content": response}, tokenizer, template)
@@ -108,7 +108,7 @@ def _divide(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any]) -> _Div
         raise ConfigError(
             "The tokenizer has no end token, so responses cannot be ended.",
             where="model.tokenizer",
-            why=f"{tokenizer.name_or_path or 'it'} has no eos_token",
+            why=f"{tokenizer.name_or_path or 'the tokenizer'} has no eos_token",
             fix="set eos_token in tokenizer_config.json, or give responses as lists of token ids",
         )
     return _Divided(prompt, response)

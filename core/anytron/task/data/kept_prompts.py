@@ -86,7 +86,7 @@ def files_of_source(source: DataSection | MixedSource) -> list[tuple[str, int, i
 
 
 def key_of(source: DataSection | MixedSource, files: object, tokenizer: Any, arguments: Mapping[str, Any]) -> str:
-    """Digest everything that tokenised prompts depend on; empty if the tokenizer cannot be serialised.
+    """Return a digest of everything that tokenised prompts depend on; empty if the tokenizer cannot be serialised.
 
     Args:
         source: The source.
@@ -122,7 +122,10 @@ def _own_code() -> str:
 
 
 def find(folder: Path | None, key: str) -> PromptColumns | None:
-    """Map the prompts that an earlier start has kept; None, perhaps with a warning, if there are no sound ones."""
+    """Map the prompts that an earlier start has kept into memory; None if there are none.
+
+    Damaged prompts count as missing, and a warning says so.
+    """
     if folder is None or not key:
         return None
     place = folder / key
@@ -132,7 +135,9 @@ def find(folder: Path | None, key: str) -> PromptColumns | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        logger.warning("the tokenized prompts in %s are damaged, and are made again: %s", place, error)
+        logger.warning(
+            "the tokenized prompts kept in %s are damaged, so the files are tokenized again: %s", place, error
+        )
         return None
     with suppress(OSError):  # another user's
         os.utime(place / HEADER)
@@ -193,7 +198,7 @@ def _published(part: Path, place: Path) -> Path | None:
         remove(place)  # it is damaged
         part.rename(place)
     except OSError as error:  # another user's, or another start was faster
-        logger.warning("tokenized prompts are not kept in %s: %s", place, error)
+        logger.warning("the tokenized prompts could not be kept in %s for later starts: %s", place, error)
         return None
     return place
 

@@ -50,7 +50,7 @@ def load_columns(
     Args:
         source: The section that names the source.
         key: Configuration key of the source.
-        tokenize: Function that tokenises prompts, with all arguments but prompts, tokenizer and vision.
+        tokenize: Function that tokenises prompts; all its arguments are bound, except ``(prompts, tokenizer, vision)``.
         tokenizer: A Hugging Face tokenizer.
         vision: Image preprocessing; None for a model without image input. Prompts with images are not kept.
         folder: Folder in which tokenised prompts of large files are kept; None = they are not kept.
@@ -64,8 +64,16 @@ def load_columns(
         ResourceError: The disk is full.
     """
     if source.source == "dataset" and find_spec("datasets") is None:
-        fix = "pip install 'anytron[datasets]', or write the dataset as JSON lines with Dataset.to_json"
-        raise ConfigError("The library datasets is not installed.", where=f"{key}.source = dataset", fix=fix)
+        fix = (
+            "pip install 'anytron[datasets]', or write the dataset as JSON lines with Dataset.to_json, and set "
+            f"{key}.source=jsonl"
+        )
+        raise ConfigError(
+            "The library datasets is not installed.",
+            where=f"{key}.source = dataset",
+            why="it reads the datasets that Hugging Face's Dataset.save_to_disk writes",
+            fix=fix,
+        )
     if source.source not in SOURCE_OPTIONS:
         prompts = read_prompts(source, key, tokenize, tokenizer, vision)
         return in_memory(_counted(prompts, lambda _: 1, source.title, tell))

@@ -95,7 +95,7 @@ class Mixture:
 
     @property
     def remarks(self) -> list[str]:
-        """Lines that say what was left out of each source and how sources are mixed."""
+        """Lines for the user: for each source, which prompts were left out; and the shares of several sources."""
         found = [table.remark for table in self.tables if table.remark]
         if len(self.tables) > 1:
             parts = [

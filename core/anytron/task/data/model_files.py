@@ -129,7 +129,7 @@ def read_object(path: Path, most: int = LARGEST_FILE) -> dict[str, Any]:
 
     Args:
         path: The file.
-        most: Largest allowed size of the file in bytes.
+        most: Largest size of the file that is accepted, in bytes.
 
     Raises:
         ConfigError: The file cannot be read, is too large, is not UTF-8 or not JSON, is nested too deeply, or is
@@ -145,7 +145,12 @@ def read_object(path: Path, most: int = LARGEST_FILE) -> dict[str, Any]:
 def faults(
     values: Mapping[str, Any], fields: Mapping[str, Kind] = _CONFIG, prefix: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """Find malformed fields; null counts as a missing field.
+    """Find malformed fields of a JSON object, at any depth; null counts as a missing field.
+
+    Args:
+        values: The object.
+        fields: The check of each field that is checked, by the field's name.
+        prefix: Text before the names of fields, for example ``text_config.``.
 
     Yields:
         The field, dotted from the top, and what is wrong with it.
@@ -153,7 +158,7 @@ def faults(
     for name, value in values.items():
         kind = fields.get(name)
         if kind is not None and value is not None and (wanted := kind(value)):
-            yield f"{prefix}{name}", f"it must be {wanted}, and is {_shown(value)}"
+            yield f"{prefix}{name}", f"it must be {wanted}, but is {_shown(value)}"
         elif isinstance(value, dict):
             yield from faults(value, fields, f"{prefix}{name}.")
     layers, experts = values.get("num_hidden_layers"), [values.get(name) for name in _EXPERT_COUNTS]

@@ -100,7 +100,10 @@ def read_hf_config(directory: Path) -> Any:
 
 
 def _unusable(where: str, error: Exception) -> ConfigError:
-    return ConfigError("The model's config is not usable.", where=where, why=f"{type(error).__name__}: {error}")
+    fix = "correct the config, or install a version of transformers that knows the model"
+    return ConfigError(
+        "The model's config is not usable.", where=where, why=f"{type(error).__name__}: {error}", fix=fix
+    )
 
 
 def model_class(hf_config: Any) -> Any:

@@ -61,6 +61,7 @@ class Prompt:
                 "A prompt must have exactly one of text, messages and tokens.",
                 where=f"prompt {self.id}",
                 why=f"it has {sum(given) or 'none'} of them",
+                fix="give one of them, and leave the others None",
             )
         if self.tools and self.messages is None:
             why = "only the chat template writes tools into a prompt, and it is used only for messages"
@@ -70,7 +71,7 @@ class Prompt:
             raise DataError(
                 "A prompt's images must be a list.",
                 where=f"prompt {self.id}",
-                why=f"they are {type(self.images).__name__}",
+                why=f"their type is {type(self.images).__name__}",
                 fix="give a list, also for a single image",
             )
 
@@ -100,7 +101,7 @@ class TokenizedPrompt:
 
 
 def batched(prompts: Iterable[Prompt], most: int = AT_ONCE, size: int = LETTERS_AT_ONCE) -> Iterator[list[Prompt]]:
-    """Yield prompts in batches that are limited in number and in size."""
+    """Yield lists of at most ``most`` prompts; a list ends earlier if its prompts exceed ``size`` (:func:`size_of`)."""
     some: list[Prompt] = []
     found = 0
     for prompt in prompts:
@@ -327,7 +328,12 @@ def check_text(where: str, *written: object) -> None:
 def check_tokens(where: str, tokens: Sequence[int], vocab_size: int) -> None:
     """Refuse a sequence that is empty or has tokens outside of the vocabulary."""
     if not tokens:
-        raise DataError("A prompt has no tokens.", where=where, fix="remove it from the data")
+        raise DataError(
+            "A prompt has no tokens.",
+            where=where,
+            why="its text, or its list of ids, is empty",
+            fix="remove it from the data",
+        )
     if not 0 <= min(tokens) <= max(tokens) < vocab_size:
         raise DataError(
             "A prompt has a token outside of the model's vocabulary.",

@@ -177,9 +177,9 @@ def _rejoined(given: Sequence[Prompt], frames: Iterable[Any], errand: Errand) ->
         try:
             answers += [columns.prompt(index) for index in range(len(columns))]
         except DataError as error:
-            raise errand.failed(f"the process that reads it wrote an invalid answer: {error.why}") from error
+            raise errand.failed(f"the reading process wrote an invalid answer: {error.why}") from error
     if len(answers) != len(given):
-        raise errand.failed(f"the process that reads it returned {len(answers)} prompts for {len(given)}")
+        raise errand.failed(f"the reading process returned {len(answers)} prompts for {len(given)}")
     for prompt, one in zip(given, answers, strict=True):
         data = prompt.data
         if RESPONSE in data and RESPONSE not in one.data:  # it is among the tokens now
@@ -191,7 +191,7 @@ def _arrays(frame: Any, errand: Errand) -> dict[str, Numbers]:
     try:
         return arrays_of(frame)
     except ValueError as error:
-        raise errand.failed(f"the process that reads it wrote an invalid answer: {error}") from error
+        raise errand.failed(f"the reading process wrote an invalid answer: {error}") from error
 
 
 def _frames(prompts: Iterable[TokenizedPrompt], *, pictures: bool) -> Iterator[Frame]:

@@ -40,13 +40,14 @@ def reasoning_gym(
         raise missing_library("data.source") from error
     if task not in DATASETS:
         fix = did_you_mean(task, DATASETS) or "choose a task from https://github.com/open-thought/reasoning-gym"
-        raise ConfigError(f"reasoning-gym has no task {task!r}.", where="data.options.task", fix=fix)
+        where = "option `task` of the source reasoning_gym"
+        raise ConfigError(f"reasoning-gym has no task {task!r}.", where=where, fix=fix)
     try:
         entries = create_dataset(task, size=count, seed=seed, **options)
     except (AssertionError, TypeError, ValueError) as error:
         raise ConfigError(
             f"reasoning-gym refuses the options of its task {task}.",
-            where="data.options",
+            where="options of the source reasoning_gym",
             why=f"{type(error).__name__}: {error}",
             fix=f"set only fields of reasoning-gym's {DATASETS[task][1].__name__}, to values that it accepts",
         ) from error

@@ -52,7 +52,7 @@ def prompt_of(row: Row, options: ReadingOptions, prefix: str = "") -> Prompt:
     raise DataError(
         "A prompt is neither a string nor a list of messages or token ids.",
         where=row.where,
-        why=f"it is {_kind(value)}",
+        why=f"its type is {_kind(value)}",
         fix="name the right column in the source's option `columns`: {prompt: COLUMN}",
     )
 
@@ -102,7 +102,7 @@ def _renamed(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
         raise DataError(
             "A row of the prompts is not an object.",
             where=row.where,
-            why=f"it is {type(record).__name__}",
+            why=f"its type is {type(record).__name__}",
             fix="write each row as an object: {...}",
         )
     taken = {name: _value(row, name, column) for name, column in columns.items()}
@@ -126,7 +126,7 @@ def _no_column(row: Row, name: str, column: str) -> DataError:
     return DataError(
         f"A row of the prompts has no column {column!r}.",
         where=row.where,
-        why=f"its columns: {', '.join(map(repr, known)) or 'none'}",
+        why=f"its columns are {', '.join(map(repr, known))}" if known else "it has no columns",
         fix=did_you_mean(column, known) or f"name the right column in the option `columns`: {{{name}: COLUMN}}",
     )
 
@@ -166,7 +166,7 @@ def _tools(value: Any, where: str) -> Sequence[Mapping[str, Any]]:
         raise DataError("The tools of a prompt are not JSON.", where=where, why=str(error), fix=fix) from error
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         fix = "give a list of objects, or such a list as JSON text"
-        why = f"the value is {_kind(tools)}"
+        why = f"their type is {_kind(tools)}"
         raise DataError("The tools of a prompt are not a list of objects.", where=where, why=why, fix=fix)
     return tools
 
@@ -194,5 +194,5 @@ def _picture(value: Any, folder: Path, where: str) -> Picture:
     if isinstance(value, str):
         return inside(folder, value, where)
     fix = "give a path, a list of paths, or Hugging Face's {bytes, path}"
-    why = f"it is {type(value).__name__}"
+    why = f"its type is {type(value).__name__}"
     raise DataError("An image of a prompt is neither a path nor a picture.", where=where, why=why, fix=fix)

@@ -1,6 +1,6 @@
 """Read rows from files, one after the other: a file is never in memory as a whole.
 
-Of a Parquet file one row group is decoded at a time, and a dataset that was saved to disk is mapped into memory. A line
+One row group of a Parquet file is decoded at a time, and a dataset that was saved to disk is mapped into memory. A line
 of the other formats may have :data:`LONGEST_LINE` bytes, and a row of a Parquet file or a dataset may need as many
 (:mod:`anytron.task.data.arrow`).
 """
@@ -130,8 +130,8 @@ def csv_rows(file: Path) -> Iterator[Row]:
     Fields with commas, line feeds or quotes stand in double quotes, in which a quote is doubled (RFC 4180).
 
     Raises:
-        DataError: The file cannot be read; a column has no name or the name of another one; a line is not CSV, or its
-            number of fields differs from the number of columns.
+        DataError: The file cannot be read; a column has no name, or two columns have the same name; a line is not CSV,
+            or its number of fields differs from the number of columns.
     """
     return _in_words(_csv_rows(file), file, "write it again, with Python's module csv or a spreadsheet program")
 
@@ -167,8 +167,8 @@ def _check_columns(count: int, where: str) -> None:
         raise DataError(
             "A row of the prompts has too many columns.",
             where=where,
-            why=f"it has {count}, and at most {MOST_COLUMNS} are read",
-            fix="keep the columns that prompts and rewards need",
+            why=f"it has {count} columns, but at most {MOST_COLUMNS} are read",
+            fix="write the file again with only the columns that prompts and rewards need",
         )
 
 
@@ -340,7 +340,7 @@ def _in_words(rows: Iterator[Row], file: Path, fix: str) -> Iterator[Row]:
     except AnytronError:
         raise
     except MemoryError as error:
-        why = "one part of the file needs more memory than the process that reads it may use"
+        why = "one part of the file needs more memory than the reading process may use"
         fix = "write smaller rows; in a Parquet file, also write fewer rows into each row group (row_group_size)"
         raise exhausted(error) or DataError(
             "The prompts cannot be read.", where=f"{file}{behind}", why=why, fix=fix

@@ -39,7 +39,9 @@ METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 @dataclass(frozen=True)
 class Share:
-    """The share of a source's prompts that one of several processes reads: runs of consecutive prompts, in turn.
+    """The share of a source's prompts that one of several processes reads.
+
+    The processes take turns: each reads a run of consecutive prompts, and passes over the runs of the other processes.
 
     Attributes:
         number: Number of the process, from 0.
@@ -100,7 +102,8 @@ def images(*, share: Share = Share(), **options: Any) -> Iterator[Prompt]:
     given = ImagesOptions(**options)
     folder = Path(given.path)
     if not folder.is_dir():
-        raise DataError("The prompts cannot be read.", where=given.path, why="no such folder")
+        fix = "set the source's option `path` to a folder of pictures"
+        raise DataError("The prompts cannot be read.", where=given.path, why="no such folder", fix=fix)
     if described := [name for name in METADATA if (folder / name).is_file()]:
         raise DataError(
             "The source 'images' does not read folders that have a metadata file.",
@@ -140,7 +143,7 @@ def load_prompts(section: DataSection | MixedSource, key: str = "data", share: S
     Args:
         section: The section with the source and its options.
         key: Configuration key of the section.
-        share: Prompts that are read of a source of files; None = all.
+        share: Prompts that this process reads, for a source that reads files; None = all.
 
     Raises:
         ConfigError: The source does not exist, or refuses its options.

@@ -87,7 +87,12 @@ class PromptTable(Sequence[TokenizedPrompt]):
         self.duplicates = self.read - self.bad_answers - self.too_long - len(kept)
         self._kept = kept
         if not self.read:
-            raise DataError("There are no prompts.", where=name, fix="check data.source and data.options")
+            raise DataError(
+                "There are no prompts.",
+                where=name,
+                why="the source yields no prompt",
+                fix="check the source and its options in the section data",
+            )
         if not len(kept):
             longest = f"{wanted.longest} tokens" + (f" (the shortest has {lengths.min()})" if self.too_long else "")
             counts = {
@@ -95,14 +100,22 @@ class PromptTable(Sequence[TokenizedPrompt]):
                 "repeat an earlier prompt": self.duplicates,
                 f"have an answer that rewards cannot read{self._named}": self.bad_answers,
             }
+            shorter = (
+                "raise data.max_prompt_tokens if it is set, lower rollout.max_new_tokens if responses are generated"
+            )
+            remedies = (
+                f"{shorter}, or use a model with a longer context" if self.too_long else "",
+                "remove the source, or set data.deduplicate=false" if self.duplicates else "",
+                "correct the answers in the data, or set the reward's option 'key' to the entry that holds them"
+                if self.bad_answers
+                else "",
+            )
             reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
             raise DataError(
                 "Every prompt of a source was left out.",
                 where=name,
                 why=f"of its {self.read} prompts, {reasons}",
-                fix="if answers cannot be read, repair them or set the reward's option 'key'; if prompts are too "
-                "long, raise data.max_prompt_tokens, lower rollout.max_new_tokens (if responses are generated), or use "
-                "a model with a longer context",
+                fix="; ".join(filter(None, remedies)),
             )
 
     def _readable(self, unusable: Callable[[Mapping[str, Any]], str]) -> npt.NDArray[np.bool_]:

@@ -1,4 +1,4 @@
-"""Read the pictures of prompts, check them against the model, and cut them into patches by its image processor.
+"""Read the pictures of prompts, check them against the model, and let the image processor cut them into patches.
 
 This is for models that read an image as patches with a grid (Qwen2-VL and its successors). Their processor classes need
 torchvision for videos; the image processors alone need only Pillow. What a processor class adds, one image token for
@@ -76,7 +76,7 @@ class VisionProcessor:
                 "The tokenizer pads with the token of an image or a video.",
                 where="model.tokenizer",
                 why=f"pad_token_id is {pad_token_id}, so the model would take padding for an image or a video",
-                fix="give the tokenizer another pad_token",
+                fix="set another pad_token in the tokenizer_config.json of the tokenizer's directory",
             )
 
     def expand(self, tokens: Sequence[int], images: Sequence[Picture], where: str) -> tuple[int, ...]:
@@ -207,7 +207,7 @@ def read_picture(picture: Picture, where: str) -> Image:
             raise FileNotFoundError("No such file, or not a regular file")
         size = len(picture) if isinstance(picture, bytes) else Path(picture).stat().st_size
         if size > LARGEST_FILE:
-            raise ValueError(f"it has {size} bytes, the limit is {LARGEST_FILE}")  # noqa: TRY301 - one way to say it
+            raise ValueError(f"it has {size} bytes, but the limit is {LARGEST_FILE}")  # noqa: TRY301 - one way to say it
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # its limit is above ours
             opened = Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture, formats=FORMATS)
@@ -228,7 +228,7 @@ def _upright(picture: Image) -> Image:
     if 0 in picture.size:
         raise ValueError("it has no pixels")
     if (pixels := math.prod(picture.size)) > MOST_PIXELS:
-        raise ValueError(f"it has {pixels} pixels, the limit is {MOST_PIXELS}; make it smaller")
+        raise ValueError(f"it has {pixels} pixels, but the limit is {MOST_PIXELS}; make it smaller")
     return ImageOps.exif_transpose(picture).convert("RGB")
 
 

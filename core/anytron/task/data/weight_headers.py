@@ -36,7 +36,8 @@ def read_header(path: Path) -> dict[str, tuple[int, ...]]:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
             if not 0 < length <= min(_LONGEST_HEADER, size - _LENGTH_BYTES):
                 raise DamagedFileError(
-                    f"the file has {size} bytes, its header {length}: cut short, or not a safetensors file"
+                    f"the file has {size} bytes, but its beginning says that its header has {length} bytes: it is cut "
+                    "short, or not a safetensors file"
                 )
             header = parse_object(file.read(length))
         header.pop("__metadata__", None)

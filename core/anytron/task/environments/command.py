@@ -31,10 +31,10 @@ PASSES = 100
 
 
 def run_command(task: AgentTask, command: Sequence[str]) -> None:
-    """Run a program to its end. It sends its reward by ``POST /v1/reward``.
+    """Run a program to its end. The program sends its reward by ``POST /v1/reward``.
 
-    Its output goes into the log of this process. Processes of its group that it leaves behind are killed, as it
-    is itself after a time-out.
+    The program's output goes into the log of this process. Processes of this process group that the program leaves
+    behind are killed. A time-out kills the program as well.
 
     Raises:
         ResourceError: The machine has run out of memory, processes or files.
@@ -55,7 +55,7 @@ def run_command(task: AgentTask, command: Sequence[str]) -> None:
             _end_others_of_group()
     if done.returncode:
         how = f"by signal {-done.returncode}" if done.returncode < 0 else f"with status {done.returncode}"
-        raise RuntimeError(f"{command[0]} ended {how}; its output is in the log of this process")
+        raise RuntimeError(f"{command[0]} ended {how}; its output is in environment-N.log, in the run's folder logs")
 
 
 def _end_others_of_group() -> None:

@@ -126,7 +126,7 @@ class EnvironmentPool:
         return any(host.calls or host.queue for host in self._hosts)
 
     def knows(self, number: int) -> bool:
-        """Whether a conversation has an environment: until it fails, or until the call that :meth:`end` adds ends."""
+        """Whether a conversation still has an environment: it has not failed, and :meth:`end` has not closed it."""
         return any(number in host.past for host in self._hosts)
 
     def begin(self, task: Task) -> int:
@@ -174,7 +174,7 @@ class EnvironmentPool:
         return found
 
     def postpone(self, seconds: float) -> None:
-        """Give the current call of each process more time."""
+        """Give the current call of each process this many more seconds."""
         for host in self._hosts:
             host.process.postpone(seconds)
 

@@ -130,7 +130,7 @@ def _made(make: Callable[[], Environment]) -> Environment:
 def _called(environments: dict[int, Environment], call: Call) -> dict[str, Any] | None:
     made = environments.pop(call.number, None) if call.method == "close" else environments.get(call.number)
     if made is None and call.method == "step":  # its reset, of the same message, has failed
-        raise _Failed(Failure("An environment is gone.", "an earlier call failed"))
+        raise _Failed(Failure("An environment no longer exists.", "an earlier call of the same conversation failed"))
     called = {"reset": RESET, "step": STEP, "close": CLOSE}[call.method]
     method = getattr(made, call.method, None)
     if method is None:  # close, which an environment may lack

@@ -82,9 +82,10 @@ _PRCTL = (3, 15, 16, 21, 23, 27, 30, 39, 0x53564D41)
 
 
 def verifier() -> Rules:
-    """Rules for an imported library: it may read files, but not change files or send anything.
+    """Return rules for an imported library: it may read files, but not change files or send anything.
 
-    The rules contain the id of the calling process: it may send signals to itself only, and set its own limits only.
+    The rules are for the process that calls this function: it may send signals to itself only, and set its own limits
+    only.
     """
     itself = (os.getpid(),)
     reading = {"open": (Where(1, _WRITING, (0,)),), "openat": (Where(2, _WRITING, (0,)),)}
@@ -106,7 +107,7 @@ def verifier() -> Rules:
 
 
 def program(*, own_files: bool, report: int) -> Rules:
-    """Rules for a program that is about to be executed.
+    """Return rules for a program that is about to be executed.
 
     Args:
         own_files: Whether the program owns all files that it could change.

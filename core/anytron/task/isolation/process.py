@@ -74,7 +74,7 @@ class ProcessSettings:
 
 @dataclass(frozen=True)
 class Gone:
-    """How a process ended before it had answered all calls.
+    """The end of a process that had not answered all calls.
 
     Attributes:
         late: Whether the process was killed because it took too long.
@@ -121,7 +121,10 @@ class IsolatedProcess:
             self._start()
         except OSError as error:
             raise exhausted(error, settings.where) or DataError(
-                f"{settings.title} could not be started.", where=settings.where, why=str(error)
+                f"{settings.title} could not be started.",
+                where=settings.where,
+                why=str(error),
+                fix=f"make sure that {sys.executable} can be executed, and that {log} can be written",
             ) from error
 
     def _start(self) -> None:
@@ -236,7 +239,7 @@ class IsolatedProcess:
         return self._process.poll() is not None or (not self._tokens and self.connection.poll())
 
     def postpone(self, seconds: float) -> None:
-        """Give the current call more time."""
+        """Give the current call this many more seconds."""
         self.deadline, self._end, self._more = self.deadline + seconds, self._end + seconds, self._more + seconds
 
     def end(self) -> None:

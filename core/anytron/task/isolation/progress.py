@@ -30,7 +30,7 @@ class Progress:
 
     @staticmethod
     def made() -> int:
-        """Make the memory. Returns its descriptor, which can be passed to a child."""
+        """Make the shared memory, and return its descriptor, which can be passed to a child."""
         descriptor = os.memfd_create("anytron-progress", os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, _RECORD.size)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)

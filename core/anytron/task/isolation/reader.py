@@ -61,7 +61,7 @@ SAID = 1 << 20
 _TICK_S = 0.1
 _ANY_FILE = 1 << 20
 """Above the number of any open file."""
-_TOO_MUCH = "it needs more memory than the process that reads it may use"
+_TOO_MUCH = "reading it needs more memory than the reading process may use"
 _LESS = "make the rows shorter, or the images fewer or smaller"
 _KINDS: dict[str, type[AnytronError]] = {kind.__name__: kind for kind in (ConfigError, DataError, ResourceError)}
 
@@ -83,12 +83,12 @@ class Errand:
     fix: str
 
     def failed(self, why: str) -> AnytronError:
-        """Make the error."""
+        """Return the error, with this cause."""
         return self.kind(self.what, where=self.where, why=why, fix=self.fix)
 
 
 class ConfinedReader:
-    """Sends calls to a child, which is started for the first call and again after it has ended.
+    """Sends calls to a confined child process, which is started for the first call, and again after it has ended.
 
     Args:
         service: Function that answers calls.
@@ -126,7 +126,7 @@ class ConfinedReader:
 
     @property
     def alive(self) -> bool:
-        """Whether there is a child: after an error, whether it has told the error and goes on."""
+        """Whether there is a child. After an error: True if the child itself has sent the error, and can go on."""
         return self._child is not None
 
     def close(self) -> None:
@@ -173,12 +173,12 @@ class _Child:
         try:
             frame = pickle.dumps(call, protocol=5)
         except Exception as error:  # an object may refuse to be pickled in any way
-            raise errand.failed(f"it cannot be sent to the process that reads it: {error}") from error
+            raise errand.failed(f"it cannot be sent to the reading process: {error}") from error
         self._progress.begin()
         try:
             self._connection.send_bytes(frame)
         except BlockingIOError as error:
-            raise errand.failed(f"the process that reads it has accepted no data for {MESSAGE_S:g} s") from error
+            raise errand.failed(f"the reading process has accepted no data for {MESSAGE_S:g} s") from error
         except (BrokenPipeError, ConnectionResetError):
             pass  # receive() finds how it ended
 
@@ -200,7 +200,7 @@ class _Child:
         except (EOFError, OSError) as error:
             raise errand.failed(self._fate()) from error
         except (ValueError, TypeError, KeyError) as error:
-            raise errand.failed(f"the process that reads it wrote an invalid answer: {error}") from error
+            raise errand.failed(f"the reading process wrote an invalid answer: {error}") from error
 
     def _wait(self, errand: Errand) -> None:
         since, position, computed = monotonic(), self._progress.since, _computed(self.pid)
@@ -209,9 +209,9 @@ class _Child:
                 since, position, computed = monotonic(), self._progress.since, _computed(self.pid)
             if _computed(self.pid) - computed > self._compute_s:
                 late = f"computed for {self._compute_s:g} s without progress, and was ended"
-                raise errand.failed(f"the process that reads it {late}")
+                raise errand.failed(f"the reading process {late}")
             if monotonic() - since > WAIT_S:
-                raise errand.failed(f"the process that reads it made no progress for {WAIT_S:g} s, and was ended")
+                raise errand.failed(f"the reading process made no progress for {WAIT_S:g} s, and was ended")
 
     def _fate(self) -> str:
         """Describe how the child ended."""
@@ -219,14 +219,14 @@ class _Child:
         # Without reaping: the number stays the child's until _end() has used it.
         while (ended := os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is None:
             if monotonic() > end:
-                return "the process that reads it wrote an incomplete answer, and was ended"
+                return "the reading process wrote an incomplete answer, and was ended"
             sleep(0.01)
         status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
         last = os.pread(self._said, SAID, 0).rstrip(b"\0").decode(errors="replace").strip().splitlines()[-1:]
         limit = f"its limit is {self._memory / 2**30:g} GiB of memory"
         if status == -signal.SIGKILL:
             limit = "the kernel does so when the machine's memory is full"
-        return f"the process that reads it {ending(status)}{''.join(f' ({line})' for line in last)}; {limit}"
+        return f"the reading process {ending(status)}{''.join(f' ({line})' for line in last)}; {limit}"
 
     def end(self) -> None:
         self._connection.close()
@@ -274,7 +274,7 @@ def _become(service: Service, memory: int, files: tuple[int, int, int], progress
         try:
             confine()
         except OSError as error:
-            unconfined = f"this machine cannot confine the process that reads it: {error}"
+            unconfined = f"this machine cannot confine the reading process: {error}"
         _answer(Connection(channel), service, progress, unconfined)
         os._exit(0)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the driver's program does not go on here

@@ -81,7 +81,7 @@ def _machine() -> Machine:
 def instructions(
     rules: Rules, calls: dict[str, int], audit: int, refusal: int = _REFUSE | errno.EPERM
 ) -> list[Instruction]:
-    """Translate rules to the filter of an architecture; calls that it lacks are left out.
+    """Translate rules to the filter of an architecture; rules for calls that the architecture lacks are left out.
 
     Args:
         rules: The allowed calls.

@@ -94,7 +94,7 @@ class Code(Section):
         _tests(data.get(self.key), self.key)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float]:
-        """Run the samples' programs, one after another."""
+        """Return the score of each sample: run its program on the prompt's tests, one sample after another."""
         return [self._score(sample) for sample in samples]
 
     def _score(self, sample: Sample) -> float:

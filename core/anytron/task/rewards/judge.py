@@ -60,7 +60,7 @@ class Judge(Section):
     api_key_env: str | None = None
     """Name of the environment variable that holds the API key (never logged); null = the server needs no key."""
     instructions: str = INSTRUCTIONS
-    """Instructions that say by what the judge judges."""
+    """Instructions for the judge, which say by which criteria it gives the score."""
     key: str | None = None
     """The entry of the prompt's data that is shown to the judge as the right answer; null = no entry is shown."""
     maximum: float = Field(10.0, gt=0.0)
@@ -103,7 +103,8 @@ class Judge(Section):
             )
         if not self._secret.isascii() or not self._secret.isprintable():
             why = f"the value of {self.api_key_env} has a character that HTTP headers cannot have"
-            raise ConfigError("The judge's API key is invalid.", why=why, fix="set the variable to the key alone")
+            fix = "set the variable to the key alone, without other characters or line ends"
+            raise ConfigError("The judge's API key is invalid.", why=why, fix=fix)
 
     def check_prompt(self, data: Mapping[str, Any]) -> None:
         """Check before the run that a prompt has the right answer, if the judge needs it.

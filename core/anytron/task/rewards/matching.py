@@ -61,7 +61,7 @@ class ReferenceReward(Section):
         if isinstance(answer, float) and not isfinite(answer):
             return f"it is {answer}, which is not a number"
         hint = ": a response with 3 does not equal 3.0" if isinstance(answer, float) else ""
-        return f"it must be a text or a whole number, and is {type(answer).__name__} {str(answer)[:40]!a}{hint}"
+        return f"it must be a text or a whole number, but is {type(answer).__name__} {str(answer)[:40]!a}{hint}"
 
     def reference(self, sample: Sample) -> str:
         """Return the right answer as text, without white space around it."""
@@ -88,7 +88,7 @@ class Contains(ReferenceReward):
 
 
 class PatternReward(Section):
-    """A reward that looks for a pattern."""
+    """A reward that searches responses for a regular expression."""
 
     pattern: str = Field(min_length=1)
     """The regular expression; ``.`` matches line ends, too."""

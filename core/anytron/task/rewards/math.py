@@ -65,7 +65,7 @@ class Math(ReferenceReward):
             raise ConfigError("math-verify is not installed.", fix="pip install 'anytron[math]'") from error
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Exception]:
-        """Score samples; one that takes too long is a failure of that sample."""
+        """Score samples; a response that takes too long to read or compare is a failure of that sample."""
         return [self._score(sample.last_message, self.reference(sample)) for sample in samples]
 
     def reference(self, sample: Sample) -> str:
@@ -84,7 +84,10 @@ class Math(ReferenceReward):
         try:
             return float(self._equal(right, written(given)))
         except TimeoutException:
-            return TimeoutError(f"math-verify took more than {self.step_timeout_s} s")
+            return TimeoutError(
+                f"math-verify took more than {self.step_timeout_s} s for this response; the reward's option "
+                "step_timeout_s raises the limit"
+            )
 
     def _equal(self, right: Written, given: Written) -> bool:
         """Whether two answers are equal: as sets where they have several elements, whatever their order."""

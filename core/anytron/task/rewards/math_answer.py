@@ -85,7 +85,7 @@ class Written:
 def last_answer(response: str) -> str | None:
     r"""Find the answer in a response; None if there is no answer.
 
-    Of several boxes the last complete one is used, and of nested boxes the outer one.
+    If there are several boxes, the last complete box counts; if boxes are nested, the outer box counts.
     """
     text = response.rpartition("</think>")[2]
     boxed = _last_box(text)

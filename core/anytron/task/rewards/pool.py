@@ -59,7 +59,7 @@ class RewardPool:
 
     @property
     def connections(self) -> list[Connection]:
-        """Sockets: :meth:`score` can go on when one of them is readable, or at the ``deadline``."""
+        """Sockets of the busy processes: when one is readable, :meth:`score` can go on; else at the ``deadline``."""
         return [self._processes[number].connection for number in self._busy]
 
     @property
@@ -239,9 +239,9 @@ class RewardProcess(IsolatedProcess):
         self.send([samples], steps=len(samples))
 
     def take(self) -> Answer | None:
-        """Return the answer, which is a failure if the time is over; None if there is no answer yet.
+        """Return the answer; None if there is no answer yet.
 
-        If the process has ended, the answer is a failure with the reason.
+        If the call took too long, or the process has ended, the answer is a failure with the reason.
 
         Raises:
             DataError: The process could not start, or cannot read the samples.
@@ -273,7 +273,7 @@ class RewardProcess(IsolatedProcess):
         return Failure(
             "A reward process died.",
             gone.why,
-            "the kernel usually sends SIGKILL when memory runs out: set rewards[].memory_gib"
+            f"the kernel usually sends SIGKILL when memory runs out: set {self._key}.memory_gib"
             if gone.killed
             else "run programs in a separate process, so that they cannot end this one",
             sample=gone.at,

@@ -44,7 +44,7 @@ def _outcome(sample: Sample) -> Outcome:
 
 
 class OfModel(Section):
-    """Placeholder for the reward model: its ranks score samples (``anytron.task.rewards.scoring``), not a function."""
+    """Placeholder for the reward model: its ranks, not a function, score samples (``anytron.task.rewards.scoring``)."""
 
 
 REWARDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
@@ -65,7 +65,7 @@ REWARDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 
 
 def made(reference: str, options: Mapping[str, Any], key: str) -> Any:
-    """Make a function that is called with samples only.
+    """Return a reward function whose options are bound, so that it is called with samples only.
 
     Args:
         reference: ``rewards[].function``.

@@ -59,7 +59,7 @@ class RewardSum:
     """All reward functions of a run.
 
     Attributes:
-        sections: Sections of the functions, by name.
+        sections: The configuration section of each reward, by the reward's name.
     """
 
     sections: Mapping[str, RewardSection]
@@ -123,9 +123,10 @@ class RewardSum:
                     table.note_pass(known)
             if first is not None:
                 others = "is 1 other bad prompt" if bad == 2 else f"are {bad - 1} other bad prompts"
-                more = f"; there {others}: {', '.join(named[1:])}" if bad > 1 else ""
+                more = f"there {others}: {', '.join(named[1:])}" if bad > 1 else ""
                 where = f"prompt {named[0]}, for {key}"
-                raise DataError(first.what, where=where, why=f"{first.why}{more}", fix=first.fix)
+                why = "; ".join(filter(None, (first.why, more)))
+                raise DataError(first.what, where=where, why=why, fix=first.fix)
 
     def unusable(self) -> Callable[[Mapping[str, Any]], str]:
         """Make a function that returns why a reward refuses a prompt's data, or "" if all rewards accept it.
@@ -256,7 +257,7 @@ def judged(
         sections: Sections of ``rewards`` that use the reward model, by name.
         scores: A score for each sample.
         samples: Samples of a step.
-        more: Whether the step has further samples, some of which have a score.
+        more: Whether the step has further samples, some of which have a score already.
 
     Raises:
         DataError: The score of a sample is not finite and ``on_error`` is ``stop``, or no score is finite.
@@ -290,7 +291,7 @@ def _weighted(name: str, weight: float, values: Tensor, samples: Sequence[Sample
             "A weighted reward is too large.",
             where=f"reward {name}, prompt {samples[index].prompt_id}",
             why=f"{weight:g} * {values[index]:g} is not between -{LARGEST:g} and {LARGEST:g}",
-            fix="lower rewards[].weight",
+            fix=f"lower the weight of the reward {name} (rewards[].weight), or let the reward return smaller numbers",
         )
     return weighted
 

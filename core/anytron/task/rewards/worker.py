@@ -45,7 +45,7 @@ def main(channel: int, lifeline: int) -> None:
 
 
 class WatchedSamples(list["Sample"]):
-    """A list that reports which of its samples is read, and thereby the progress of a function.
+    """A list of samples that reports each time a sample is read, so that the driver knows how far the function is.
 
     The time-out counts from the last read, and a function that hangs or dies was scoring the last sample read.
 
@@ -69,7 +69,7 @@ class WatchedSamples(list["Sample"]):
             self._open = False
 
     def __getattr__(self, name: str) -> Any:
-        """Raise an error that says what the list is, for a function that takes it for one sample or another argument.
+        """Raise an error that says what this list is, because a reward function used it as if it were something else.
 
         Raises:
             AttributeError: Always: a list has no such attribute.

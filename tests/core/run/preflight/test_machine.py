@@ -100,7 +100,7 @@ def test_a_sound_configuration_passes_without_a_word(check):
         (
             {"model": {"config": {"model_type": "qwen3", "num_hidden_layers": 10**9}}},
             "model.config.num_hidden_layers",
-            "a whole number from 1 to 4096, and is 1000000000",
+            "a whole number from 1 to 4096, but is 1000000000",
         ),
         ({"optimizer": {"lr": 1e-5, "min_lr": 1e-4}}, "optimizer.min_lr", "0.0001 is more than"),
         ({**PPO, "critic": {"optimizer": {"lr": 1e-5, "min_lr": 1e-4}}}, "critic.optimizer.min_lr", "0.0001 is more"),

@@ -284,7 +284,7 @@ def test_validation_is_none_of_it(new_run, tmp_path):
     [
         ({"algorithm": {"dynamic_sampling": True, "advantage": "reinforce_plus_plus"}}, "learns from them"),
         ({"algorithm": {"dynamic_sampling": True, "advantage": "gae"}, "critic": {}}, "learns from them"),
-        ({"algorithm": {"overlong_buffer": 4}}, "overlong_buffer=4 must be at most rollout.max_new_tokens=3"),
+        ({"algorithm": {"overlong_buffer": 4}}, "overlong_buffer=4 is above rollout.max_new_tokens=3"),
         (
             {"algorithm": {"overlong_buffer": 2}, "environment": {"path": "task.py:Environment"}},
             "where rollout.max_new_tokens limits each turn",

@@ -143,7 +143,7 @@ def test_what_is_damaged_is_made_again(load, name, kept, caplog):
 
     assert caplog.text == ""
     assert list(load()) == first
-    assert "are damaged, and are made again" in caplog.text
+    assert "are damaged, so the files are tokenized again" in caplog.text
     assert len(list(kept.iterdir())) == 1
     assert len(kept_prompts.find(kept, place.name)) == 40
 

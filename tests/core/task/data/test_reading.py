@@ -60,7 +60,7 @@ def bomb(tmp_path):
 @pytest.mark.slow
 def test_a_table_of_gigabytes_in_a_few_kilobytes_is_refused(bomb, tokenizer):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(DataError, match="the process that reads it") as caught:
+    with pytest.raises(DataError, match="the reading process") as caught:
         read("parquet", tokenizer, path=str(bomb))
     error = caught.value
     assert all((error.what, error.where, error.why, error.fix))

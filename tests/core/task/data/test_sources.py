@@ -126,7 +126,7 @@ def test_several_files_are_one_source(tmp_path):
         (
             {"question": "?"},
             {},
-            r"(?s)no column 'prompt'.*p\.jsonl:1.*its columns: 'question'.*columns`: \{prompt: COLUMN\}",
+            r"(?s)no column 'prompt'.*p\.jsonl:1.*its columns are 'question'.*columns`: \{prompt: COLUMN\}",
         ),
         ({"prompts": "?"}, {}, "(?s)no column 'prompt'.*did you mean prompts"),
         ({"prompt": "?"}, {"columns": {"answer": "meta.truth"}}, r"(?s)no column 'meta\.truth'.*\{answer: COLUMN\}"),

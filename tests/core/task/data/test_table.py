@@ -69,8 +69,9 @@ def test_the_first_of_equal_prompts_stays_over_all_sources():
     with pytest.raises(
         DataError,
         match=r"(?s)Every prompt of a source was left out.*where: c.*of its 2 prompts, 2 repeat an earlier prompt",
-    ):
+    ) as caught:
         PromptTable("c", in_memory(prompts([1], [3])), wanted)
+    assert caught.value.fix == "remove the source, or set data.deduplicate=false"
 
 
 def test_equal_tokens_with_other_pictures_are_other_prompts(tmp_path):

@@ -138,7 +138,7 @@ def damaged(tmp_path):
         (lambda _: {"text": f"{PLACE}?", "images": [7]}, "(?s)cannot be read.*p7, int"),
         (lambda _: {"text": f"{PLACE}?", "images": [picture(8, 8 * 300)]}, "(?s)refuses a picture.*p7.*8x2400 pixels"),
         (lambda _: {"text": f"{PLACE}?", "images": [picture(0, 5)]}, "(?s)cannot be read.*p7.*no pixels"),
-        (lambda _: {"text": f"{PLACE}?", "images": "a.png"}, "(?s)images must be a list.*p7.*they are str"),
+        (lambda _: {"text": f"{PLACE}?", "images": "a.png"}, "(?s)images must be a list.*p7.*their type is str"),
     ],
 )
 def test_a_prompt_whose_images_cannot_be_used_is_named(tokenizer, vision, tmp_path, prompt, message):
@@ -254,7 +254,7 @@ def test_a_file_of_lines_names_pictures_relative_to_itself(tmp_path):
 
     file.write_text(json.dumps(lines[1]))
     options = {"path": str(file), "columns": {"prompt": "question"}}
-    with pytest.raises(DataError, match=r"(?s)neither a path nor a picture.*it is int"):
+    with pytest.raises(DataError, match=r"(?s)neither a path nor a picture.*its type is int"):
         list(load_prompts(DataSection(source="jsonl", options=options)))
     options["columns"]["images"] = "pictures"
     (prompt,) = load_prompts(DataSection(source="jsonl", options=options))
@@ -264,7 +264,7 @@ def test_a_file_of_lines_names_pictures_relative_to_itself(tmp_path):
 def test_a_picture_has_so_many_pixels_before_it_is_decoded(vision, tokenizer, tmp_path, monkeypatch):
     path = tmp_path / "bomb.png"
     Image.new("1", (13300, 13300)).save(path)  # a few kilobytes, below Pillow's own limit
-    with pytest.raises(DataError, match=r"(?s)cannot be read.*p7.*176890000 pixels, the limit is 67108864"):
+    with pytest.raises(DataError, match=r"(?s)cannot be read.*p7.*176890000 pixels, but the limit is 67108864"):
         list(tokenize([Prompt("p7", text=f"{PLACE}?", images=[path])], tokenizer, vision, **LIMITS))
 
     # Its tokens follow from its size: no blank picture of that size goes through the processor.

@@ -270,6 +270,10 @@ def test_what_cannot_work_is_refused_before_the_run(monkeypatch):
         RewardSum.from_config([section]).check([table_of(data or {})])
 
     check()
+    section = RewardSection(function="judge", options={"url": "http://h/v1", "model": "m", "key": "right"})
+    with pytest.raises(DataError) as caught:  # the refusal itself has no why
+        RewardSum.from_config([section]).check([table_of({}, {})])
+    assert caught.value.why == "there is 1 other bad prompt: p"
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     with pytest.raises(ConfigError, match=r"(?s)key is missing.*rewards\[0\].*NO_SUCH_KEY is not set"):
         check(api_key_env="NO_SUCH_KEY")
