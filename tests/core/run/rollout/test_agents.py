@@ -256,7 +256,7 @@ def test_agents_end_before_the_next_weights_or_each_token_knows_its_version(answ
     [
         ({}, "none of them"),
         ({"path": "a:b", "agent": "c:d"}, "path and agent"),
-        ({"command": ["x"], "options": {"y": 1}}, "use its arguments"),
+        ({"command": ["x"], "options": {"y": 1}}, "into command, after the program"),
         ({"path": "a:b", "attempts": 2}, "agents only"),
     ],
 )

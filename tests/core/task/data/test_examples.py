@@ -113,7 +113,7 @@ def test_responses_of_other_kinds(sort, response, learnt):
     [
         (Prompt("a", text="3>"), r"(?s)has no response.*prompt a.*no column 'response'.*{response: COLUMN}"),
         (Prompt("a", text="3>", data={"response": None}), "(?s)neither a text nor a list of token ids.*NoneType"),
-        (Prompt("a", text="3>", data={"response": []}), "(?s)neither a text nor a list.*list, and empty"),
+        (Prompt("a", text="3>", data={"response": []}), "(?s)neither a text nor a list.*list, and it is empty"),
         (Prompt("a", text="3>", data={"response": [1, True]}), "neither a text nor a list"),
         (Prompt("a", text="3>", data={"response": [1, 99]}), "(?s)a token outside of the model's vocabulary.*1 to 99"),
         (Prompt("a", text="3>", data={"response": "\ud800"}), "text that is not valid Unicode"),
