@@ -42,7 +42,9 @@ class Correction:
 
 
 def correct(tokens: PolicyTokens, shares: Tensor, algorithm: AlgorithmSection) -> Correction:
-    """Weight each token by the ratio of its probability in training to its probability in the rollout.
+    """Compute the factor of each token from the ratio of its probability in training to that in the rollout.
+
+    With ``importance_correction=measured`` all factors are 1, and only the metrics are computed.
 
     Args:
         tokens: Tokens with ``rollout_log_probs``.

@@ -54,7 +54,7 @@ def resolve(
         raise ConfigError(
             f"{reference!r} is not registered.",
             where=key,
-            why=f"registered: {', '.join(sorted(registered)) or 'nothing'}",
+            why=f"the registered names are {', '.join(sorted(registered))}" if registered else "no name is registered",
             fix=did_you_mean(reference, registered) or "use a registered name, 'module:function' or 'file.py:function'",
         )
     refuse(missing(reference, key))

@@ -168,5 +168,5 @@ def _refused(key: str, place_of: Callable[[str], str], why: str) -> ConfigError:
         f"The references in {key} cannot be resolved.",
         where=place_of(key),
         why=why,
-        fix="write the value itself, or refer to a key that has one: ${section.key}",
+        fix="write the value itself, or refer to a key that has a plain value: ${section.key}",
     )

@@ -242,7 +242,8 @@ def _parse(path: Path, text: str) -> Any:
             "The configuration is not valid YAML.", where=where, why=str(error.problem), fix=fix
         ) from error
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, TypeError, AssertionError) as error:
-        raise ConfigError("The configuration is not valid YAML.", where=str(path), why=str(error)) from error
+        fix = "correct the YAML; any linter for YAML shows the line"
+        raise ConfigError("The configuration is not valid YAML.", where=str(path), why=str(error), fix=fix) from error
     if not OmegaConf.is_dict(tree):
         raise ConfigError(
             "The configuration is not a mapping of sections.",

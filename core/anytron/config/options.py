@@ -93,7 +93,7 @@ def in_words(
             others = f"known keys: {', '.join(known)}" if known else "remove it"
             yield Diagnostic("error", where, why, fix or others)
         elif kind == "missing":
-            yield Diagnostic("error", where, "this key is required")
+            yield Diagnostic("error", where, "this key is required", f"add the key {name}")
         elif isinstance(detail["input"], dict | list) or kind == "value_error":
             yield Diagnostic("error", where, message)
         else:

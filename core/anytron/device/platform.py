@@ -287,13 +287,17 @@ def decisions_of(platform: Platform) -> tuple[Decision, ...]:
         if not isinstance(one, Decision):
             raise HookContractError(
                 f"Platform '{platform.name}' returned an invalid entry from decisions().",
+                where=f"platform {platform.name}",
                 why=f"{one!r} is not a Decision",
+                fix="let decisions() return only objects of anytron.Decision",
             )
     names = [one.name for one in found]
     if len(set(names)) < len(names):
         raise HookContractError(
             f"Platform '{platform.name}' returned two decisions with the same name from decisions().",
+            where=f"platform {platform.name}",
             why=f"their names are {', '.join(names)}",
+            fix="give each decision a different name",
         )
     return found
 
@@ -309,7 +313,9 @@ def limits_of(platform: Platform) -> dict[Feature, str]:
         if not isinstance(one, Limit) or not isinstance(one.feature, Feature) or not one.reason:
             raise HookContractError(
                 f"Platform '{platform.name}' returned an invalid entry from limits().",
+                where=f"platform {platform.name}",
                 why=f"{one!r} is not a Limit that has a Feature and a reason",
+                fix="let limits() return only objects of anytron.Limit, each with a feature and a reason",
             )
         found[one.feature] = one.reason
     return found
@@ -327,7 +333,9 @@ def layout_constraints_of(platform: Platform, request: LayoutRequest) -> LayoutC
     if not isinstance(found, LayoutConstraints):
         raise HookContractError(
             f"Platform '{platform.name}' returned an invalid value from layout_constraints().",
+            where=f"platform {platform.name}",
             why=f"{found!r} is not a LayoutConstraints",
+            fix="let layout_constraints() return an object of anytron.sequences.LayoutConstraints",
         )
     return found
 

@@ -55,12 +55,13 @@ class DeviceStack:
     def apply_phase(self, phase: Phase, patches: Iterable[Patch] = ()) -> list[PatchRecord]:
         """Apply the plugins' patches of a phase, and further patches of the caller.
 
-        Patches depend on the process alone, not on the engine. If an earlier engine of this process has applied them
-        already, this only checks that no module imported since has replaced them.
+        Patches depend on the process alone, not on the engine. If an earlier engine of this process has applied the
+        phase already, ``patches`` are ignored, and only patches that other code has overwritten since are applied again
+        (:meth:`Ledger.revalidate`).
 
         Raises:
-            PatchError: A required patch cannot be applied, or a ``before_import`` patch comes after the import of its
-                package.
+            PatchError: A required patch cannot be applied; a ``before_import`` patch comes after the import of its
+                package; or an overwritten patch cannot be applied again.
         """
         if self.ledger.has_reached(phase):
             return self.ledger.revalidate()

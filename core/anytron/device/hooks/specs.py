@@ -89,8 +89,8 @@ def configure(config: RunConfig) -> Iterable[ConfigEdit | Diagnostic] | None:
 
     Returns: edits, applied and shown with their reasons, and diagnostics. Two plugins that set one
     key to different values, an edit of a key that does not exist, and a diagnostic of severity
-    ``error`` stop the run. An edit with ``default=True`` leaves a key alone that the user has set, such as an
-    option of the engine that generates (``rollout.options.enforce_eager``).
+    ``error`` stop the run. An edit with ``default=True`` does not change a key that the user has set, for example an
+    option of the rollout engine (``rollout.options.enforce_eager``).
     """
 
 
@@ -98,9 +98,9 @@ def configure(config: RunConfig) -> Iterable[ConfigEdit | Diagnostic] | None:
 def runtime_env(process: ProcessInfo, config: RunConfig) -> Mapping[str, str] | None:
     """Set environment variables of a process that is about to start.
 
-    Called: in the driver, once for each worker process; in the process itself, before it loads the device's
-    libraries, where the answer must be the same; and by ``anytron doctor`` and the conformance kit in their own
-    processes.
+    Called: in the driver, once for each worker process; in that worker process, before it loads the device's
+    libraries, where the answer must be the same as in the driver; and by ``anytron doctor`` and the conformance
+    kit in their own processes.
 
     Arguments: ``config``, complete, with the edits of all plugins. Where there is no run, it is
         ``anytron.config.schema.default_run()``: each key has its default, unless the caller sets it.

@@ -214,7 +214,7 @@ def validated_options(platform: Platform, options: Mapping[str, Any], *, settled
         raise ConfigError(
             "The platform's options are set in two places, with different values.",
             where=f"{OPTIONS_KEY}, {OPTIONS_VARIABLE}",
-            why="one would silently override the other",
+            why="a run would silently ignore one of the two values",
             fix=f"unset {OPTIONS_VARIABLE}, or remove {OPTIONS_KEY}",
         )
     model, given = platform.options_model, dict(options or said)
@@ -256,7 +256,7 @@ def _refuse_broken_extensions(found: Sequence[Found]) -> None:
         names = ",".join(sorted({report.name for report in refused}))
         remedies = list(dict.fromkeys(report.remedy for report in refused))
         if not any(DISABLE in remedy for remedy in remedies):
-            remedies.append(f"or disable it: set {DISABLE}={names}")
+            remedies.append(f"or exclude {names}: set {DISABLE}={names}")
         raise PluginError(
             f"Installed plugins cannot be used: {names}.",
             where=", ".join(sorted({f"{report.distribution} {report.version}" for report in refused})),

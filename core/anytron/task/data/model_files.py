@@ -195,7 +195,8 @@ def file_diagnostics(key: str, directory: Path) -> Iterator[Diagnostic]:
             yield Diagnostic("error", key, f"{entry} is neither a file nor a link to one", fix)
         elif entry.name.startswith(TOKENIZER_FILES) and entry.stat().st_size > LARGEST_TOKENIZER:
             fix = "copy or download the model directory again"
-            yield Diagnostic("error", key, f"{entry} has more than {LARGEST_TOKENIZER} bytes", fix)
+            limit = f"{LARGEST_TOKENIZER} bytes, the limit for a file of a tokenizer"
+            yield Diagnostic("error", key, f"{entry} has more than {limit}", fix)
     for name in FILES:
         try:
             if (directory / name).is_file():

@@ -149,7 +149,7 @@ class PromptTable(Sequence[TokenizedPrompt]):
             yield self._prefix + name, data
 
     def passed(self, check: Mapping[str, Any]) -> bool:
-        """Whether an earlier start has noted that these prompts pass a check, given as JSON values."""
+        """Whether an earlier start has noted that these prompts pass a check; ``check`` describes it as JSON values."""
         note = self._note(check)
         return note is not None and note.exists()
 

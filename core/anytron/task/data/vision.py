@@ -218,7 +218,8 @@ def read_picture(picture: Picture, where: str) -> Image:
             "An image cannot be read.",
             where=f"{where}, {picture if isinstance(picture, (str, os.PathLike)) else type(picture).__name__}",
             why=f"{type(error).__name__}: {error}",
-            fix="give PIL images or paths of picture files; paths in a JSON file are relative to its directory",
+            fix="give PIL images or paths of picture files; paths in a data file are relative to the option "
+            "`image_folder`, or by default to the folder of the data file",
         ) from error
 
 

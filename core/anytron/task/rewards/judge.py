@@ -99,7 +99,7 @@ class Judge(Section):
         if self.api_key_env is not None and not self._secret:
             why = f"the environment variable {self.api_key_env} is not set, or is empty"
             raise ConfigError(
-                "The judge's API key is missing.", why=why, fix="set the variable, or remove options.api_key_env"
+                "The judge's API key is missing.", why=why, fix="set the variable, or remove the option api_key_env"
             )
         if not self._secret.isascii() or not self._secret.isprintable():
             why = f"the value of {self.api_key_env} has a character that HTTP headers cannot have"

@@ -74,7 +74,8 @@ class RewardPool:
 
         Args:
             samples: Samples of a step.
-            more: Whether the step has further samples, some of which have a score.
+            more: Whether the step has further samples, some of which have a score. Then it is not an error if the
+                function fails for all of ``samples``.
             forgiving: Whether to return failures instead of raising them, even if ``on_error`` is ``stop``.
 
         Yields:

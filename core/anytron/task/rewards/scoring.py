@@ -196,7 +196,8 @@ class RewardWorkers:
 
         Args:
             samples: Samples of a step, at least one.
-            more: Whether the step has further samples, and no function failed for all of them.
+            more: Whether the step has further samples, and no function failed for all of them. Then it is not an error
+                if a function fails for all of ``samples``.
 
         Raises:
             DataError: A function fails for a sample and its ``on_error`` is ``stop``, or for every sample of the step;
