@@ -141,7 +141,7 @@ BROKEN = {
     "no answer": (lacks_answer(2), [], None, "line 3", "option 'key'"),
     "an empty answer": (changed(0, answer=" "), [], function("contains"), "line 1", "data.on_bad_answer=drop"),
     "a float": (changed(3, answer=3.0), [], None, "line 4", "whole number"),
-    "a list": (changed(3, answer=["3"]), [], None, "line 4", "and is list"),
+    "a list": (changed(3, answer=["3"]), [], None, "line 4", "but is list"),
     "another answer's column": (ROWS, [], function("exact_match", key="solution"), "line 1", "option 'key'"),
     "a price that math does not read": (
         changed(2, answer="$"),
