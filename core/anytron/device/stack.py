@@ -56,16 +56,17 @@ class DeviceStack:
         """Apply the plugins' patches of a phase, and further patches of the caller.
 
         Patches depend on the process alone, not on the engine. If an earlier engine of this process has applied the
-        phase already, ``patches`` are ignored, and only patches that other code has overwritten since are applied again
-        (:meth:`Ledger.revalidate`).
+        phase already, only ``patches`` that the ledger does not know yet are applied, and patches that other code has
+        overwritten since are applied again (:meth:`Ledger.revalidate`).
 
         Raises:
             PatchError: A required patch cannot be applied; a ``before_import`` patch comes after the import of its
-                package; or an overwritten patch cannot be applied again.
+                package; a new patch comes after its phase; or an overwritten patch cannot be applied again.
         """
-        if self.ledger.has_reached(phase):
-            return self.ledger.revalidate()
-        return self.ledger.apply(phase, [*self.hooks.patch_model(phase, self.ledger.context), *patches])
+        if not self.ledger.has_reached(phase):
+            return self.ledger.apply(phase, [*self.hooks.patch_model(phase, self.ledger.context), *patches])
+        new = [patch for patch in patches if not self.ledger.knows(patch)]
+        return self.ledger.apply(phase, new) if new else self.ledger.revalidate()
 
     def prepare(self, facts: EngineFacts) -> None:
         """Let the platform set this process's global state for a training engine, before its process groups exist."""

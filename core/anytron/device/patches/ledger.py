@@ -56,6 +56,10 @@ class Ledger:
         """Whether ``phase``, or a later one, was applied in this process."""
         return self._reached is not None and _PHASES.index(self._reached) >= _PHASES.index(phase)
 
+    def knows(self, patch: Patch) -> bool:
+        """Whether this very patch was added before; another patch with its id does not count."""
+        return self._patches.get(patch.id) == patch
+
     def add(self, patches: Iterable[Patch]) -> None:
         """Accept patches, all or none, without applying them.
 

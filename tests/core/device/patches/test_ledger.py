@@ -1,10 +1,12 @@
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from anytron.base.errors import PatchError
 from anytron.device.patches import Installed, Ledger, Outcome, Patch, Phase
+from anytron.device.stack import DeviceStack
 from tests.core.device.patches.named import named
 
 
@@ -184,6 +186,19 @@ def test_a_ledger_knows_which_phases_it_has_reached(victim):
     assert ledger.has_reached(Phase.BEFORE_IMPORT)
     assert ledger.has_reached(Phase.BEFORE_PARALLEL_INIT)
     assert not ledger.has_reached(Phase.BEFORE_BUILD)
+
+
+def test_a_stack_applies_new_patches_of_a_phase_that_was_applied_and_refuses_those_that_come_too_late(victim):
+    hooks = SimpleNamespace(patch_model=lambda phase, context: [])
+    stack = DeviceStack(SimpleNamespace(hooks=hooks), Ledger())
+    first, second = make("first"), make("second", target="victim:part")
+    stack.apply_phase(Phase.BEFORE_BUILD, [first])
+
+    assert [one.patch for one in stack.apply_phase(Phase.BEFORE_BUILD, [first, second])] == [second]
+    assert (victim.greet(), victim.part()) == ("hello first", "goodbye second")
+    assert stack.apply_phase(Phase.BEFORE_BUILD, [first, second]) == []
+    with pytest.raises(PatchError, match=r"early .* was added too late"):
+        stack.apply_phase(Phase.BEFORE_PARALLEL_INIT, [make("early", phase=Phase.BEFORE_PARALLEL_INIT)])
 
 
 def test_what_someone_else_patched_over_is_reported_and_left_alone_by_undo(victim):
