@@ -77,7 +77,7 @@ class ValueHead(nn.Module):
         return values, None
 
     def scope(self, prepared: PreparedBatch) -> None:
-        """Return None: values depend only on hidden states, so that the pass needs no scope of the head."""
+        """Return None: values depend only on hidden states, so the head needs nothing else of the micro-batch."""
 
     def token_outputs(self, answers: Tensor, prepared: PreparedBatch) -> TokenOutputs:
         """Shift values by one token, because ``TokenOutputs.values`` has the value of the state before each token.
@@ -130,7 +130,7 @@ class Critic:
         )
 
     def values(self, micro_batches: Sequence[RaggedBatch]) -> list[Tensor] | None:
-        """Compute values of states without gradients (``CriticEngine.values``)."""
+        """Compute values of states without gradients (``CriticEngine.values``); None on ranks that do not report."""
         outputs = forward(self._trained.chunks, micro_batches, self._preparer)
         values = [one.values for one in outputs if one.values is not None]
         return values if parallel.topology().reports else None
@@ -196,7 +196,8 @@ def _load(head: ValueHead, file: Path) -> None:
             "The value head does not match the critic.",
             where=str(file),
             why=why,
-            fix="give a directory that a run has saved, or remove this file to start with a new head",
+            fix="set critic.path to a directory in which a run has saved its critic, or remove this file to start with "
+            "a new head",
         )
     with torch.no_grad():
         head.weight.copy_(found)

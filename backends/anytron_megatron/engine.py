@@ -238,11 +238,11 @@ class MegatronEngine:
         self._the_rollout("submit").submit(requests)
 
     def poll(self, seconds: float) -> list[tuple[int, Response]]:  # noqa: ARG002 - a batch takes what it takes
-        """Generate the next batch to its end; each reporting rank returns the responses of its replica."""
+        """Generate the next batch to its end; the rank of each replica that reports returns the replica's responses."""
         return self._the_rollout("poll").poll(self._trained.updates)
 
     def abort(self, ids: Sequence[int] | None = None) -> list[tuple[int, Response]]:
-        """Abort requests (``ids`` = None: all); one reporting rank returns an empty response for each."""
+        """Abort requests (``ids`` = None: all); one rank, in replica 0, returns an empty response for each."""
         return self._the_rollout("abort").abort(ids)
 
     def weights_version(self) -> int:
@@ -350,7 +350,7 @@ class MegatronEngine:
             raise EngineError(
                 "This engine has no reference model.",
                 where="algorithm.kl_coefficient",
-                why="with 0, none is loaded",
+                why="a reference model is loaded only if this key is above 0",
                 fix="set algorithm.kl_coefficient above 0",
             )
         if self._adapters is not None:
@@ -366,13 +366,13 @@ class MegatronEngine:
     def _the_critic(self, where: str) -> Critic:
         if self._critic is None:
             raise EngineError(
-                "This engine has no critic.", where=where, fix="set algorithm.advantage=gae and add a section critic"
+                "This engine has no critic.", where=where, fix="set algorithm.advantage=gae and critic={}"
             )
         return self._critic
 
     def _the_adapters(self, where: str) -> Adapters:
         if self._adapters is None:
-            raise EngineError("This engine has no adapters.", where=where, fix="set model.lora")
+            raise EngineError("This engine has no adapters.", where=where, fix="set model.lora={}")
         return self._adapters
 
     def _the_rollout(self, where: str) -> PolicyRollout:

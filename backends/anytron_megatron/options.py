@@ -68,7 +68,7 @@ class MegatronOptions(Section):
         return type(self)(share_prompts=self.share_prompts, transformer=self.transformer)
 
     def replay(self, config: RunConfig) -> RoutingReplay:
-        """Return where the routing that updates replay comes from; ``off`` = no routing is replayed."""
+        """Return the pass whose routing updates replay: scoring or the rollout; ``off`` = updates replay no routing."""
         return "rollout" if config.rollout.replay_routing else self.router_replay
 
     def sizes(self, config: RunConfig) -> ParallelSizes:

@@ -1,6 +1,7 @@
-"""The device stack for custom trainers with Megatron models (docs/how-to/use-in-your-own-trainer.md).
+"""Functions for custom trainers that train Megatron models on a device stack.
 
-Import it after the device stack was opened: it imports Megatron.
+docs/how-to/use-in-your-own-trainer.md shows such a trainer. Open the device stack before you import this module,
+because the module imports Megatron.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from anytron.device.hooks.types import PatchContext, ProcessInfo
     from anytron.device.patches import Patch, Phase
 
-_INSTALL = "pip install 'anytron' again, or the version in constraints/"
+_INSTALL = "pip install anytron, which replaces versions outside of the range, or install the version in constraints/"
 
 
 class MegatronBackend:
@@ -46,7 +46,7 @@ class MegatronBackend:
 
     @hookimpl
     def runtime_env(self, process: ProcessInfo, config: RunConfig) -> Mapping[str, str]:
-        """Keep tokenizers of data workers from starting threads, and set the variables of deterministic runs."""
+        """In training ranks, keep tokenizers from starting threads, and set the variables of deterministic runs."""
         if process.role != "trainer":
             return {}
         deterministic = config.engine.name == ENGINE and config.engine.deterministic

@@ -69,7 +69,7 @@ class MegatronRewardModel:
         return parallel.topology()
 
     def score(self, micro_batches: Sequence[RaggedBatch]) -> list[Tensor] | None:
-        """Return each micro-batch's scores of sequences, float32 ``[B]``; None on ranks that do not report."""
+        """Return each micro-batch's scores of sequences, float32 ``[B]``; None if ``Topology.reports`` is False."""
         if self._parked is not None:
             self._parked.take_back()
         outputs = self._model.score(micro_batches)

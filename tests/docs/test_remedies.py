@@ -24,8 +24,10 @@ BEFORE = re.compile(
 """What these say comes before the first step, of the configuration, the data and the machine: a run with a checkpoint
 has passed them, and its configuration is the same."""
 STARTS = {
+    "backends/anytron_megatron/critic.py": "the value head is read while the engine is built",
     "backends/anytron_megatron/engine.py": "asked by programs of one's own: a run's loop asks for what the run has",
     "backends/anytron_megatron/models/bridge.py": "a configuration is read while the engine is built",
+    "backends/anytron_megatron/lora/adapters.py": "adapters are attached while the engine is built",
     "backends/anytron_megatron/lora/peft_directory.py": "the adapter is read before the first step",
     "backends/anytron_rollout/transformers_engine.py": "found while the rollout engine is built",
     "core/anytron/task/rewards/matching.py": "right answers are looked at before the first step",

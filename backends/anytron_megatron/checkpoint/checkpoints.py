@@ -186,9 +186,9 @@ def _require_directory(directory: Path) -> None:
         raise EngineError(
             "The directory of the checkpoint is gone: this rank writes nothing.",
             where=str(directory),
-            why="the run has started again without this rank, which was stopped or cut off, or the directory "
-            "was deleted",
-            fix="if the run has ended, continue it with resume=auto from the last complete checkpoint",
+            why="either the directory was deleted, or the run has started again without this rank while this rank was "
+            "stopped or cut off from the network",
+            fix="if the run has ended, start it again with resume=auto: it continues from the last complete checkpoint",
         )
 
 
@@ -201,7 +201,7 @@ def _require_written(directory: Path, error: BaseException | None) -> None:
             "The checkpoint could not be written.",
             where=str(directory),
             why="; ".join(failed),
-            fix="make room on that disk or set checkpoint.path to another one, then continue with resume=auto from "
+            fix="make room on the disk of this directory, and start the run again with resume=auto: it continues from "
             "the last complete checkpoint",
         )
 

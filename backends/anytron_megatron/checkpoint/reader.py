@@ -105,7 +105,7 @@ def _require_fit(shards: Sequence[Shard], table: Metadata, directory: Path) -> N
     if missing or other:
         reasons = [f"{len(missing)} tensors are missing, for example {missing[0]}"] if missing else []
         raise EngineError(
-            "The checkpoint belongs to another model, or to a run that trains other parts of it.",
+            "The checkpoint belongs to another model, or to a run that trains other parts of this model.",
             where=str(directory),
             why="; ".join([*reasons, *other[:3]]),
             fix="resume with the configuration that the run began with",

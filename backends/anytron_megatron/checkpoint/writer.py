@@ -120,8 +120,9 @@ def _list(ranks: Sequence[dict[_Description, torch.dtype]]) -> dict[str, TensorS
             raise EngineError(
                 "The ranks together do not hold each part of the model exactly once.",
                 where=key,
-                why=f"their parts add up to {elements} elements, but the tensor {tuple(entry.size)} has "
-                f"{math.prod(entry.size)}",
+                why=f"the ranks' parts of this tensor add up to {elements} elements, but the tensor has "
+                f"{math.prod(entry.size)}, {tuple(entry.size)}",
+                fix="report this as a bug of Anytron, with the run's configuration",
             )
     return tensors
 

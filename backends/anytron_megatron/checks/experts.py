@@ -27,7 +27,13 @@ _COEFFICIENT = "engine.options.transformer.moe_aux_loss_coeff"
 
 
 def balancing_diagnostics(coefficients: Mapping[str, float], sequence_format: str) -> Iterator[Diagnostic]:
-    """Check load-balancing losses (``moe_router_load_balancing_type``, ``moe_aux_loss_coeff``)."""
+    """Check load-balancing losses.
+
+    Args:
+        coefficients: Coefficient of each loss (``moe_aux_loss_coeff``) by its type
+            (``moe_router_load_balancing_type``).
+        sequence_format: ``thd`` or ``bshd``.
+    """
     used = {kind for kind, coefficient in coefficients.items() if coefficient}
     if "seq_aux_loss" in used and sequence_format == "thd":
         yield Diagnostic(
@@ -94,7 +100,8 @@ def _rollout_routing(policy: Subject, options: MegatronOptions) -> Iterator[Diag
     model_type = str(policy.config.get("model_type"))
     if model_type not in FAMILIES or "replay" not in FAMILIES[model_type].proof:
         message = f"the routing of {model_type} cannot be replayed: no test compares it with Hugging Face"
-        yield Diagnostic("error", _ROLLOUT_REPLAY, message, f"remove {_ROLLOUT_REPLAY} (tested: {proved('replay')})")
+        fix = f"remove {_ROLLOUT_REPLAY} (tested types: {proved('replay')})"
+        yield Diagnostic("error", _ROLLOUT_REPLAY, message, fix)
     if options.transformer.get("moe_expert_capacity_factor") is not None:
         message = "Megatron drops tokens that exceed an expert's capacity, but rollout engines do not"
         yield Diagnostic("error", _ROLLOUT_REPLAY, message, f"remove {_CAPACITY}")

@@ -26,9 +26,9 @@ def generation_diagnostics(policy: Subject, run: RunConfig, options: MegatronOpt
         return
     family = FAMILIES.get(str(policy.config.get("model_type")))
     if family is not None and "cache" not in family.proof:
-        why = family.cacheless or "no test compares what it generates with its forward pass"
+        why = family.cacheless or "no test compares tokens that they generate with their forward pass"
         message = f"models of type {family.model_type} cannot generate on the training ranks: {why}"
-        yield Diagnostic("error", _KEY, message, f"{_FIX} (tested: {proved('cache')})")
+        yield Diagnostic("error", _KEY, message, f"{_FIX} (tested types: {proved('cache')})")
     if policy.text.get("use_sliding_window") or "sliding_attention" in (policy.text.get("layer_types") or ()):
         message = (
             "layers with a sliding window cannot generate on the training ranks: no test compares their cache with "
@@ -57,10 +57,10 @@ def generation_diagnostics(policy: Subject, run: RunConfig, options: MegatronOpt
                 "error",
                 f"engine.options.transformer.{name}",
                 (
-                    "kernels of this format take whole blocks of tokens, but a decoding step has one token of "
+                    f"{name.upper()} kernels take whole blocks of tokens, but a step of generation has one token of "
                     "each sequence"
                 ),
-                f"set it to null, or {_FIX}",
+                f"set engine.options.transformer.{name}=null, or {_FIX}",
             )
 
 

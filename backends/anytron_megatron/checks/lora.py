@@ -108,7 +108,7 @@ def _adapter_diagnostics(section: LoraSection, directory: Path) -> Iterator[Diag
             fix = "merge the adapter into the model (merge_and_unload in PEFT), and train a new adapter on the result"
             yield Diagnostic("error", key, why, fix)
     if found.get("r", section.rank) != section.rank:
-        why = f"the rank is {section.rank}, but the adapter in model.lora.path has r={found['r']}"
+        why = f"model.lora.rank is {section.rank}, but the adapter in model.lora.path has r={found['r']}"
         yield Diagnostic("error", "model.lora.rank", why, f"set model.lora.rank={found['r']}")
     elif not math.isclose(theirs := _scaling(found, section), ours := section.scaling):
         why = f"the adapter was trained with the scale {theirs:g}, but this configuration sets the scale {ours:g}"

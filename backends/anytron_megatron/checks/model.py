@@ -21,7 +21,7 @@ _RATING_EXPERTS = 2
 """Number of a group's best experts by which DeepSeek-V3 rates the group (https://arxiv.org/abs/2412.19437, section
 2.1.2: K_r / M = 8 / 4)."""
 
-_ANOTHER = "train another family; docs/reference/families.md lists them"
+_ANOTHER = "train a model of another family; docs/reference/families.md lists the families"
 
 _ROPE_TYPES = {"default", "mrope", "linear", "llama3", "yarn"}
 """Kinds of rotary embedding that a test compares with Hugging Face's."""
@@ -139,9 +139,9 @@ def prediction_diagnostics(policy: Subject, options: MegatronOptions) -> Iterato
         message = (
             f"multi-token prediction of {family.model_type} is not supported: no test compares it with its definition"
         )
-        yield Diagnostic("error", key, message, f"set it to 0 (tested: {proved('MTP')})")
+        yield Diagnostic("error", key, message, f"set {key}=0 (tested types: {proved('MTP')})")
     elif not policy.text.get("num_nextn_predict_layers"):
-        yield Diagnostic("error", key, "the model has no multi-token prediction modules", "set it to 0")
+        yield Diagnostic("error", key, "the model has no multi-token prediction modules", f"set {key}=0")
     elif policy.path is None:
         yield Diagnostic(
             "error",
@@ -150,7 +150,7 @@ def prediction_diagnostics(policy: Subject, options: MegatronOptions) -> Iterato
                 "a model that starts from random weights has no multi-token prediction modules: transformers does "
                 "not make them"
             ),
-            "set it to 0, or give a model.path",
+            f"set {key}=0, or set model.path to a directory with weights",
         )
 
 

@@ -69,7 +69,11 @@ _CLASSIFIER = "give a model of transformers' AutoModelForSequenceClassification 
 
 
 def reward_model_diagnostics(model: Subject, policy: Subject) -> Iterator[Diagnostic]:
-    """Check the head and the vocabulary size of a reward model; the driver compares the tokenizers."""
+    """Check that a reward model can score what the policy writes; the driver compares their tokenizers.
+
+    Both models must take text only. The reward model needs a head with one output, and at least as many vocabulary
+    entries as the policy.
+    """
     if model.path is None or not model.config:
         return
     if policy.config.get("vision_config") or model.config.get("vision_config"):
@@ -80,7 +84,7 @@ def reward_model_diagnostics(model: Subject, policy: Subject) -> Iterator[Diagno
     head = None if shapes is None else shapes.get(SCORE_HEAD)
     if shapes and head is None:
         known = ", ".join(model.config.get("architectures") or ()) or "not stated"
-        message = f"{model.path} has no tensor {SCORE_HEAD}, so it cannot score (its architecture: {known})"
+        message = f"{model.path} has no scoring head: no tensor {SCORE_HEAD} (architectures in its config: {known})"
         yield Diagnostic("error", model.key, message, _CLASSIFIER)
     elif head is not None and head[0] != 1:
         message = f"{SCORE_HEAD} gives {head[0]} numbers for a sequence (num_labels), but a reward is one number"

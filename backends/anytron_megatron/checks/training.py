@@ -89,7 +89,7 @@ def precision_diagnostics(run: RunConfig, platform: Platform) -> Iterator[Diagno
                 f"engine.options.transformer.{name}",
                 f"platform {platform.name} uses Anytron's portable Transformer Engine{''.join(reasons)}, which "
                 "supports neither FP8 nor FP4",
-                "set it to null and train in bfloat16 or float32",
+                f"set engine.options.transformer.{name}=null, and train in bfloat16 or float32",
             )
 
 

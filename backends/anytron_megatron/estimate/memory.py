@@ -72,7 +72,10 @@ def optimizer_bytes(held: Held, optimizer: OptimizerSection, *, dtype: str, repl
 
 
 def sharing_ranks(sizes: ParallelSizes, *, distributed: bool) -> tuple[int, int]:
-    """Return between how many ranks an optimizer's state is divided, for dense parameters and for experts."""
+    """Return how many ranks share an optimizer's state: the number for dense parameters, and the number for experts.
+
+    Each number is 1 without Megatron's distributed optimizer (``distributed``).
+    """
     if not distributed:
         return 1, 1
     same = sizes.data * sizes.context

@@ -118,7 +118,8 @@ def model_shapes(subject: Subject, *, predicts_ahead: bool) -> Shapes:
             where=subject.key,
             why=f"Anytron has no list of tensors for the family {subject.config.get('model_type')!r}, or the config "
             "lacks sizes",
-            fix="set model.path to a directory with weights, whose file headers list the tensors",
+            fix=f"set {'model.path' if subject.path is None else subject.key} to a directory with safetensors files, "
+            "whose headers list the tensors",
         )
     return {name: shape for name, shape in shapes.items() if not name.endswith(BUFFERS)}
 
@@ -164,7 +165,10 @@ def adapter_pieces(layers: Iterable[Piece], lora: LoraSection) -> list[Piece]:
 
 
 def kind_of(name: str) -> str:
-    """Return the last part of a name that is not ``weight`` or ``bias``."""
+    """Return the name of a tensor's layer: ``q_proj`` for ``layers.0.self_attn.q_proj.weight``.
+
+    A tensor whose name ends with neither ``weight`` nor ``bias`` is its own layer: ``A_log`` for ``...A_log``.
+    """
     *_, before, last = ["", *name.split(".")]
     return before if last in ("weight", "bias") else last
 

@@ -88,7 +88,7 @@ class Experts:
         return self._replaying_alone
 
     def metrics(self) -> dict[str, float]:
-        """Return the update's auxiliary losses, and the share of tokens that replay sends to other experts.
+        """Return the update's auxiliary losses and, if routing is replayed, how often routers would choose differently.
 
         The metrics must be summed over data-parallel replicas. A collective over a replica's ranks.
         """

@@ -69,14 +69,18 @@ class LoadBalancing:
         self._sums = {}
 
     def weighting(self, prepared: PreparedBatch) -> ScopeFactory | None:
-        """Make the scope in which a micro-batch's auxiliary losses are weighted and recorded."""
+        """Make the scope in which a micro-batch's auxiliary losses are weighted and recorded.
+
+        None = the micro-batch adds no auxiliary losses: no such loss is configured, or the pass is for scoring only, so
+        that the micro-batch has no ``token_shares``.
+        """
         if not self._names or prepared.batch.token_shares is None:
             return None
         share = float(prepared.batch.token_shares.sum())
         return partial(self._weighted, share, self._part(prepared), prepared.loss_scale)
 
     def without(self, prepared: PreparedBatch) -> ScopeFactory | None:
-        """Make the scope in which a micro-batch has no auxiliary losses."""
+        """Make the scope in which a micro-batch has no auxiliary losses; None = no such loss is configured."""
         return partial(self._weighted, 0.0, self._part(prepared), 0) if self._names else None
 
     def metrics(self) -> dict[str, float]:

@@ -114,11 +114,11 @@ class RouterReplays:
         if routing is None or tuple(routing.shape[1:]) != expected:
             found = "none" if routing is None else f"{tuple(routing.shape)}"
             raise EngineError(
-                "The batch has no routing to replay in this model.",
-                where="router replay",
-                why=f"expected (tokens, {expected[0]} layers, {expected[1]} experts), found {found}",
-                fix="compute old log-probs with this engine first (engine.options.router_replay), or replay "
-                "the rollout's routing (rollout.replay_routing)",
+                "A micro-batch has no routing to replay in this model.",
+                where="RaggedBatch.routing",
+                why=f"its shape must be (tokens, {expected[0]} layers, {expected[1]} experts), but it is {found}",
+                fix="before an update, score the micro-batches with this engine, and give them the routing in the "
+                "results (TokenOutputs.routing); or replay the routing of the rollout's responses",
             )
         routers = self._chunks[chunk]
         weights = self._weights(prepared)
@@ -133,6 +133,9 @@ class RouterReplays:
         Returns:
             The share of tokens, of those that predict a response token, that go to at least one expert outside the
             router's own top-k; mean over layers. It must be summed over data-parallel replicas.
+
+        Raises:
+            EngineError: A router of a pass that replays routing has not asked for the experts.
         """
         counted = [replay.rerouted for replay in self._replays if replay.rerouted is not None]
         if len(counted) < len(self._replays):
@@ -141,6 +144,8 @@ class RouterReplays:
                 where="router replay",
                 why="the router's layer did not run, or the router chose experts without calling "
                 "router_replay.get_replay_topk",
+                fix="use a version of megatron-core that tests cover (docs/reference/megatron-versions.md), or turn "
+                "router replay off",
             )
         total = torch.stack([torch.zeros((), device=self._device), *counted]).sum()
         # Ranks that share a micro-batch's tokens have different ones.

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 class PolicyRollout:
     """Generates with the policy. All ranks get the same calls; each replica generates its share of a batch.
 
+    The reporting rank of a replica is the one whose :attr:`Topology.reports` is True.
     Generation has no effect on training: modes, switches and the output layer are restored, and no random generator is
     used.
 
@@ -60,7 +61,10 @@ class PolicyRollout:
         self._queue.add(requests)
 
     def abort(self, ids: Sequence[int] | None) -> list[tuple[int, Response]]:
-        """Abort queued requests, all if ``ids`` is None; no request is in progress between two polls."""
+        """Abort queued requests, all if ``ids`` is None; no request is in progress between two polls.
+
+        The reporting rank of replica 0 returns an empty response for each; other ranks return an empty list.
+        """
         given_up = self._queue.abort(ids)
         return given_up if parallel.topology().reports and parallel.topology().dp_rank == 0 else []
 

@@ -66,7 +66,8 @@ def find_targets(chunks: Sequence[nn.Module], targets: Sequence[str]) -> list[li
                 f"No layer of this model is called {target!r}.",
                 where="model.lora.targets",
                 why=f"its layers are {', '.join(sorted(present))}",
-                fix=did_you_mean(target, names) or f"name some of these layers, or set {ALL_LINEAR}",
+                fix=did_you_mean(target, names)
+                or f"set model.lora.targets to names of some of these layers, or to [{ALL_LINEAR}]",
             )
     return [
         [name for name, path in layers.items() if any(matches(path, target) for target in targets)] for layers in found

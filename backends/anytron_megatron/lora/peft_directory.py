@@ -38,7 +38,8 @@ def write_adapter(
         section: ``model.lora``.
         base: Directory of the model that the adapter belongs to.
         experts: Whether the model has experts.
-        vision: Whether the model has a vision tower, whose names may have the same last parts.
+        vision: Whether the model has a vision tower, whose layers may have the same last parts of names as the
+            language model's.
     """
     from peft import LoraConfig
 

@@ -60,8 +60,8 @@ def _move(chunk: nn.Module, device: torch.device) -> None:
             raise EngineError(
                 "A parameter lost attributes when the model was moved to its device.",
                 where=f"{name}, device {device}",
-                why=f"on this device torch makes new parameters, and does not keep: {', '.join(sorted(lost))}; "
-                "Megatron needs them to sum gradients",
+                why=f"on this device torch makes new parameters, which lack: {', '.join(sorted(lost))}; Megatron needs "
+                "these attributes to sum gradients",
                 fix="report this to the authors of the platform: with redirects_torch_cuda = True, Anytron carries "
                 "attributes over; otherwise the package that adds the device to torch must do so in "
                 "torch.nn.Module._apply",
@@ -295,7 +295,8 @@ class BridgeSource:
                 where=str(directory),
                 why=f"{error}: Megatron keeps q_proj, k_proj and v_proj in one layer with one lora_A, and likewise "
                 "gate_proj and up_proj, but in this adapter each has its own",
-                fix="merge it into the model (merge_and_unload in PEFT), and train a new adapter on the merged model",
+                fix="merge the adapter into the model (merge_and_unload in PEFT), and train a new adapter on the "
+                "merged model",
             ) from error
 
     def save(self, chunks: Sequence[nn.Module], path: Path) -> None:
@@ -338,8 +339,8 @@ def _unreadable(model_dir: Path, error: Exception) -> ConfigError:
         "Megatron and mcore-bridge refuse the model's configuration.",
         where=str(model_dir / "config.json"),
         why=f"{type(error).__name__}: {error}",
-        fix="compare it with the published config.json, remove contradicting engine.options.transformer fields, or "
-        "train another family (docs/reference/families.md)",
+        fix="compare config.json with the published file, remove fields of engine.options.transformer that contradict "
+        "it, or train a model of another family (docs/reference/families.md)",
     )
 
 

@@ -104,8 +104,9 @@ def refuse_missing_quantisation(config: _Quantisation) -> None:
     supported, reason = check_fp8_support()
     if not supported:
         raise ConfigError(
-            "This device cannot train in this number format.",
-            where=", ".join(f"engine.options.transformer.{name}={getattr(config, name)}" for name in asked),
+            f"This device cannot train with {' and '.join(f'{name}={getattr(config, name)}' for name in asked)}.",
+            where=", ".join(f"engine.options.transformer.{name}" for name in asked),
             why=reason,
-            fix="set it to null and train in bfloat16 or float32",
+            fix=f"set {' and '.join(f'engine.options.transformer.{name}=null' for name in asked)}, and train in "
+            "bfloat16 or float32",
         )

@@ -53,7 +53,7 @@ class ModelSource(Protocol):
     def experts_config(self) -> TransformerConfig | None:
         """Config of a mixture of experts whose auxiliary losses and routing the engine handles.
 
-        None = the model is dense, or it handles them itself.
+        None = the model is dense, or the model itself handles its auxiliary losses and routing.
         """
 
     def accepted_masks(self, sequence_format: str, *, portable: bool) -> frozenset[MaskKind]:

@@ -41,10 +41,10 @@ def weight_diagnostics(
         scores: Whether it is a reward model, which has a scoring head.
 
     Yields:
-        Errors: weights in a format that mcore-bridge does not read (no weights at all are the core's to report);
-        files that are missing, damaged or cut short; tensors that are missing, unknown or of another shape, all
-        of them counted and the first ones named. Names and shapes are checked for the families with ``layer`` in
-        :mod:`anytron_megatron.models.families`; the training ranks check other families.
+        Errors: weights in a format that mcore-bridge does not read; files that are missing, damaged or cut short;
+        tensors that are missing, unknown or of another shape, all of them counted and the first ones named. Names and
+        shapes are checked for the families with ``layer`` in :mod:`anytron_megatron.models.families`; the training
+        ranks check other families. A directory without any weights is not reported here: the core's checks do that.
     """
     for message, fix in _faults(directory, config, scores=scores):
         yield Diagnostic("error", key, message, fix)
@@ -76,7 +76,7 @@ def _faults(directory: Path, config: Mapping[str, Any], *, scores: bool) -> Iter
             faults.append((f"{name}: {error}", _DOWNLOAD))
             continue
         if absent := sorted(wanted - found.keys()):
-            faults.append((f"{name} lacks {listed(absent)}, which {INDEX} says it has", _DOWNLOAD))
+            faults.append((f"{name} lacks {listed(absent)}, which should be in it by {INDEX}", _DOWNLOAD))
         shapes |= {published_name(name): shape for name, shape in found.items()}
     yield from faults
     family = FAMILIES.get(config.get("model_type", ""))

@@ -26,7 +26,8 @@ _FP8_SCALE = "_scale_inv"
 def prediction_tensors(names: Iterable[str], layers: int) -> frozenset[str]:
     """Find the tensors of multi-token prediction modules.
 
-    DeepSeek and GLM number the modules as layers behind the last one, Qwen names them ``mtp.``.
+    DeepSeek and GLM number the modules as further layers: the first one has the number ``layers``, the number of the
+    model's own layers. Qwen's names of such tensors begin with ``mtp.``.
     """
 
     def belongs(name: str) -> bool:

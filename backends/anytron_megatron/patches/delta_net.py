@@ -62,7 +62,8 @@ def _padding(layer: Any, hidden_states: Tensor) -> Tensor:
             "A Gated DeltaNet layer does not know which tokens are padding.",
             where=f"layer {layer.layer_number}",
             why="it runs outside its micro-batch's scope" if mask is None else "the mask has no linear_attn_mask",
-            fix="run the model inside anytron.sequences.masks.scope_of(mask), or on packed sequences",
+            fix="call the model through anytron_megatron.forward(model, prepared), which sets the mask, or train on "
+            "packed sequences",
         )
     padding = ~mask.linear_attn_mask.t()
     context, parts = layer.pg_collection.cp, layer.sp_size
@@ -71,8 +72,9 @@ def _padding(layer: Any, hidden_states: Tensor) -> Tensor:
         raise EngineError(
             "The mask of a Gated DeltaNet layer does not match the shape of its input.",
             where=f"layer {layer.layer_number}",
-            why=f"linear_attn_mask is {tuple(mask.linear_attn_mask.shape)} (batch, sequence), the input "
-            f"{(rows, columns)} (sequence over {parts * context.size()} ranks, batch)",
+            why=f"linear_attn_mask has the shape {tuple(mask.linear_attn_mask.shape)} (batch, sequence), but the input "
+            f"has {(rows, columns)} (a part of the sequence on each of {parts * context.size()} ranks, batch)",
+            fix="call the model through anytron_megatron.forward(model, prepared), which sets the micro-batch's mask",
         )
     if context.size() > 1:
         order = zigzag_order(torch.full((1,), len(padding), device=padding.device), context.size(), len(padding))
@@ -186,6 +188,7 @@ def install_kernels(context: PatchContext) -> Installed:
                 "Anytron's gated delta rule does not support some options of a call.",
                 where="chunk_gated_delta_rule",
                 why=f"these are set: {', '.join(sorted(wanted))}",
+                fix="call it without these options",
             )
         return rule(q, k, v, g, beta, q.shape[-1] ** -0.5, cu_seqlens), None
 

@@ -34,7 +34,7 @@ def refuse_offload_to_the_device(original: Callable[..., None]) -> Callable[...,
                 "The optimizer's state cannot be offloaded to the host: the host is the device.",
                 where=f"HybridDeviceOptimizer, offload_fraction={offload_fraction}",
                 why="Megatron tells a weight from its copy by the device, and would not update the offloaded weights",
-                fix="leave optimizer_cpu_offload off",
+                fix="set optimizer_cpu_offload=False (in Megatron-LM's scripts: remove --optimizer-cpu-offload)",
             )
         original(self, params, offload_fraction, *args, **kwargs)
 
@@ -158,7 +158,9 @@ def _of_this_rank(padding_mask: Tensor, router: Any, hidden: Tensor) -> Tensor:
         raise EngineError(
             "The router's tokens do not match the tokens of the micro-batch.",
             where="padding mask of mixture-of-experts routing",
-            why=f"the mask is {tuple(mask.shape)}, the hidden states {tuple(hidden.shape[:2])} (sequence, batch)",
+            why=f"the mask has the shape {tuple(mask.shape)} (sequence, batch), but the hidden states have "
+            f"{tuple(hidden.shape[:2])}",
+            fix="call the model through anytron_megatron.forward(model, prepared), which sets the micro-batch's mask",
         )
     return mask
 

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
 
 def show_during_import(stand_ins: StandIns) -> Installed:
-    """Show stand-ins to modules while their files are executed; the modules may not be imported yet.
+    """Let chosen modules import stand-ins for other modules, while the files of the chosen modules are executed.
+
+    Modules that were imported before this call are not affected.
 
     Args:
-        stand_ins: Called with the full name of each module that is imported from now on; returns the modules that it
-            finds in ``sys.modules`` while its file is executed, by name.
+        stand_ins: Called with the full name of each module that is imported from now on; returns the stand-ins that
+            this module finds in ``sys.modules`` while its file is executed, by name. An empty mapping = no stand-ins.
     """
     finder = _Finder(stand_ins)
     sys.meta_path.insert(0, finder)

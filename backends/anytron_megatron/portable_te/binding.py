@@ -66,6 +66,6 @@ def kernels() -> Kernels:
             "The portable Transformer Engine has no kernels.",
             where="anytron_megatron.portable_te",
             why="its modules take kernels from the platform's hooks, and no hooks were bound in this process",
-            fix="apply the patch megatron.portable-transformer-engine, or call binding.bind(source, device_type)",
+            fix="open a device stack with anytron.train.open_device_stack() before Megatron is imported",
         )
     return _bound

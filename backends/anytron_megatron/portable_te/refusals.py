@@ -23,7 +23,7 @@ def refuse(where: str, what: str, fix: str) -> NoReturn:
     raise EngineError(
         f"The portable Transformer Engine has no {what}.",
         where=f"transformer_engine.pytorch, {where}",
-        why="it is written in plain torch, and this needs the vendor's kernels",
+        why="it is written in plain torch, and supports only what docs/reference/portable-te.md lists",
         fix=fix,
     )
 

@@ -40,7 +40,7 @@ def redirect_torch_cuda(runtime: DeviceRuntime) -> Callable[[], None]:
         raise EngineError(
             "torch.cuda is already redirected.",
             why=f"its calls go to {_active.device_type}; a second redirection would hide the first",
-            fix="undo the first redirection",
+            fix="call the function that the first redirect_torch_cuda() returned, which ends that redirection",
         )
     translate = devices.DeviceTranslator(runtime)
     undo_substitutions = substitute(
@@ -98,7 +98,7 @@ class _NoGraphs(type):
 def _no_counterpart(name: str, fix: str) -> EngineError:
     return EngineError(
         f"torch.cuda.{name} has no counterpart on this platform.",
-        where="engine code that was redirected from torch.cuda",
+        where="a call of torch.cuda, which Anytron redirects to the platform's device",
         why="only CUDA devices have this function",
         fix=fix,
     )

@@ -132,6 +132,7 @@ class TokenScoreHead:
                 "The model was run outside the scope of a micro-batch.",
                 where="TokenScoreHead",
                 why="the head knows labels and temperature only while the engine runs a micro-batch",
+                fix="run the model through anytron_megatron.training.schedule.forward or forward_backward",
             )
         return self._prepared
 
@@ -149,7 +150,9 @@ class TokenScoreHead:
             raise EngineError(
                 "Hidden states and labels differ in shape.",
                 where="TokenScoreHead",
-                why=f"hidden states {tuple(hidden.shape[:2])}, labels {tuple(labels.shape)} (sequence, batch)",
+                why=f"hidden states have the shape {tuple(hidden.shape[:2])} (sequence, batch), but labels have "
+                f"{tuple(labels.shape)}",
+                fix="run the model on the tokens of the micro-batch whose scope is entered",
             )
         rows, wanted = hidden.flatten(0, 1), labels.reshape(-1)
         if positions is not None:
@@ -206,7 +209,7 @@ class RewardHead:
         return nn.functional.linear(hidden.float(), self._layer.weight.float()), None
 
     def scope(self, prepared: PreparedBatch) -> None:
-        """Return None: scores depend only on hidden states, so that the pass needs no scope of the head."""
+        """Return None: scores depend only on hidden states, so the head needs nothing else of the micro-batch."""
 
     def token_outputs(self, answers: Tensor, prepared: PreparedBatch) -> TokenOutputs:
         """Return the score of each sequence, taken from the scores of all tokens, float32 ``[T, 1]``."""

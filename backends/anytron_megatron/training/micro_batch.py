@@ -32,8 +32,9 @@ class PreparedBatch:
 
     Attributes:
         inputs: Inputs of the model.
-        mask: The platform's mask, of the kind and kernel mode that it chose when the engine was built. In a filler
-            micro-batch, all tokens are padding for the routers of experts.
+        mask: The platform's mask, of the kind and kernel mode that it chose when the engine was built. In a micro-batch
+            that only fills up the number of micro-batches (``RaggedBatch.is_filler``), all tokens are padding for the
+            routers of experts.
         attention_mask: Mask argument of the model's forward. None with portable modules: they find the mask
             in the scope.
         packed: Megatron's description of packed sequences; None in bshd.

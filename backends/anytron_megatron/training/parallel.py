@@ -101,7 +101,7 @@ def topology() -> Topology:
 
 
 def tell_replica(values: Tensor) -> None:
-    """Broadcast the values of the reporting rank to all ranks of its replica, in place."""
+    """Broadcast values from the rank whose ``Topology.reports`` is True to all ranks of its replica, in place."""
     group = parallel_state.get_model_parallel_group()
     ranks = dist.get_process_group_ranks(group)  # tensor-parallel ranks of a stage stand together
     if len(ranks) > 1:

@@ -177,7 +177,7 @@ class FrozenModel:
             module.requires_grad_(False)
 
     def score(self, micro_batches: Sequence[RaggedBatch]) -> list[TokenOutputs] | None:
-        """Compute the outputs of the model's heads (``TrainingEngine.score``)."""
+        """Compute the model's outputs (``TrainingEngine.score``); None if this rank's ``Topology.reports`` is False."""
         outputs = forward(self._chunks, micro_batches, self._preparer)
         return outputs if parallel.topology().reports else None
 

@@ -118,8 +118,8 @@ class TrainedModel:
         If the loss or a gradient is not finite on any rank, nothing changes on any rank.
 
         Returns:
-            On reporting ranks, the combined metrics of this replica's micro-batches, ``grad_norm``, ``lr`` and
-            ``update/skipped``; None on other ranks.
+            If ``Topology.reports`` is True on this rank, the combined metrics of this replica's micro-batches,
+            ``grad_norm``, ``lr`` and ``update/skipped``; None on other ranks.
         """
         buffers = self._saved_buffers()
         self.zero_grad()

@@ -215,7 +215,7 @@ def test_a_model_that_cannot_be_a_reward_model_is_refused_by_name(model, judge, 
 
 @pytest.mark.parametrize(
     ("labels", "says"),
-    [(0, "has no tensor score.weight, so it cannot score (its architecture: Qwen3ForSequenceClassification)"),
+    [(0, "has no scoring head: no tensor score.weight (architectures in its config: Qwen3ForSequenceClassification)"),
      (2, "score.weight gives 2 numbers for a sequence (num_labels)"),
      (1, "")],
 )  # fmt: skip

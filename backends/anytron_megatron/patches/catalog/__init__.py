@@ -1,4 +1,4 @@
-"""List the changes that the Megatron backend makes to third-party code: one constant for each, in a file by subject.
+"""List the changes that the Megatron backend makes to third-party code: each is a constant in the file of its subject.
 
 The code of a patch is in the file that its ``replacement`` or ``install`` names; these files import none of it.
 Version ranges are measured: the tests show each fault on an affected version, and that the patch is skipped on the

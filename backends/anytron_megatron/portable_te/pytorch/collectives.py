@@ -94,7 +94,7 @@ class _ReduceScatter(torch.autograd.Function):
 
 
 def replicate(x: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Use ``x``, equal on all ranks, in a computation that is split between them: the gradients are added."""
+    """Return ``x``, equal on all ranks, for a computation that is split between the ranks; add the ranks' gradients."""
     return _apply(_Replicate, x, group)
 
 

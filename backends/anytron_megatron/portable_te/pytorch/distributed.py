@@ -59,7 +59,10 @@ def checkpoint(
 
 
 class CudaRNGStatesTracker:
-    """Base class of Megatron's tracker. Transformer Engine's adds only random states that CUDA graphs can capture."""
+    """Base class of one of Megatron's random-state trackers; creating an instance is refused.
+
+    In Transformer Engine, this class keeps random states that CUDA graphs can capture.
+    """
 
     def __init__(self) -> None:
         refuse("CudaRNGStatesTracker", "random states for CUDA graphs", "set te_rng_tracker to false")

@@ -169,7 +169,7 @@ def multi_tensor_applier(
 def multi_tensor_l2norm(
     chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], per_tensor: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute the float32 norm ``[1]`` of all tensors together and, if asked for, of each, ``[n]``."""
+    """Compute the float32 norm of all tensors together, ``[1]``, and with ``per_tensor`` the norm of each, ``[n]``."""
     del chunk_size, noop_flag
     (tensors,) = tensor_lists
     norms = torch.stack(torch._foreach_norm([tensor.float() for tensor in tensors]))

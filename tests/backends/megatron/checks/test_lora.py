@@ -61,7 +61,7 @@ def test_another_name_gets_the_one_that_was_meant(target, remedy):
 @pytest.mark.parametrize(
     ("change", "key", "words"),
     [
-        ({"r": 8}, "model.lora.rank", "the rank is 4, but the adapter in model.lora.path has r=8"),
+        ({"r": 8}, "model.lora.rank", "model.lora.rank is 4, but the adapter in model.lora.path has r=8"),
         ({"lora_alpha": 8}, "model.lora.alpha", "trained with the scale 4, but this configuration sets the scale 1.5"),
         (
             {"use_rslora": False},

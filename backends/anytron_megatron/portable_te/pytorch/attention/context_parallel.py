@@ -46,6 +46,9 @@ def attend_sharded(
     ``query``, ``key`` and ``value`` are this rank's, ``[T, H, D]`` (thd) or ``[B, S, H, D]`` (bshd). The lengths in
     ``call`` are for whole sequences; ``call.mask`` must be None. ``causal``: whether a query sees no later keys,
     whatever the platform's kernel mode is called; ``windowed``: whether the kernel has a sliding window.
+
+    Raises:
+        EngineError: There is an explicit mask, or a sliding window without causality.
     """
     if call.mask is not None:
         refuse("DotProductAttention", "explicit mask with context parallelism", "use packed sequences")

@@ -121,7 +121,7 @@ class GroupedLinear(TransformerEngineBaseModule):
         **shared: Any,
     ) -> None:
         if parallel_mode is not None and tensor_parallel_size(shared.get("tp_group"), tp_size) > 1:
-            fix = "let Megatron's token dispatcher communicate"
+            fix = "pass parallel_mode=None, as Megatron's TEGroupedLinear does: its token dispatcher communicates"
             refuse("GroupedLinear", "tensor parallelism in GroupedLinear", fix)
         super().__init__(bias=bias, parallel_mode=parallel_mode, tp_size=tp_size, **shared)
         self.num_gemms = num_gemms
