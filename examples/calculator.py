@@ -48,8 +48,8 @@ def tokenizer():
 def prompts(count: int = 4096, seed: int = 0) -> Iterator[Prompt]:
     """Draw ``count`` products of four digits.
 
-    None has a zero anywhere: that is the rarest digit, and a model that has stopped guessing before it wrote one at the
-    right place never learns to.
+    No number has the digit 0. It would be the rarest digit, and a model that stops exploring before it has written a 0
+    in the right place never learns to write it.
     """
     generator, numbers = random.Random(seed), range(32, 100)
     pairs = [(a, b) for a in numbers for b in numbers if "0" not in f"{a}{b}{a * b}"]
@@ -60,9 +60,9 @@ def prompts(count: int = 4096, seed: int = 0) -> Iterator[Prompt]:
 class Calculator:
     """The calculator, and the judge.
 
-    The right answer, found with the calculator, is worth 1. Nobody types a question or repeats an answer by chance, so
-    there is something for being on the way: half of the fraction of the question's characters that are typed, and half
-    of the fraction of the display's that are repeated, whatever was typed.
+    The reward of the right answer, found with the calculator, is 1. A model that guesses never finds it, so parts are
+    rewarded as well: half of the fraction of the question's characters that the model types, plus half of the fraction
+    of the display's characters that it repeats as its answer, whatever it has typed.
     """
 
     def reset(self, task: Task) -> None:

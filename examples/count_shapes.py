@@ -1,7 +1,7 @@
 """A toy task for the eyes: how many squares are in the picture?
 
 Each picture has one to six squares, equally often, of random bright colours at random places of a dark
-ground; the ground is 32 or 48 pixels wide and high. Who does not look is right once in six times. The
+ground; the ground is 32 or 48 pixels wide and high. A model that ignores the picture is right once in six times. The
 vocabulary is made on the spot: six digits, the question, and special tokens, sixteen in all. The model
 starts from random weights: it has never seen a picture, and knows neither squares nor numbers.
 """
@@ -29,7 +29,7 @@ CELL = 8
 
 
 def tokenizer():
-    """Make a tokenizer of one token per character; special tokens are whole."""
+    """Make a tokenizer of one token per character; each special token is one token, too."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -12,7 +12,7 @@ VOCABULARY, CONTEXT = 64, 32
 
 
 def train(stack: DeviceStack, sequence_format: str, steps: int) -> list[float]:
-    """Build the model, and take some steps on the same three sequences; give the losses."""
+    """Build the model, and take some steps on the same three sequences; return the loss of each step."""
     import torch
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec

@@ -45,7 +45,7 @@ def make_model(directory: Path) -> None:
     """Write the package's model, its tokenizer and its chat template as a Hugging Face directory.
 
     Raises:
-        SystemExit: A package is missing, the package's file is another one, or the directory exists.
+        SystemExit: A package is missing, the package's file is missing or has other contents, or the directory exists.
     """
     if directory.exists():
         sys.exit(f"error: {directory} exists. Remove it, or name another directory.")
@@ -96,7 +96,7 @@ def prompts(count: int = 4096, digits: int = 1, seed: int = 0, *, held_out: bool
         count: Number of prompts; a sum may come more than once.
         digits: Digits of both numbers, at most 2.
         seed: Seed of the draw.
-        held_out: List the sums that are never drawn for training, instead: ``HELD_OUT`` of them.
+        held_out: Whether to list the ``HELD_OUT`` sums that are never drawn for training, instead of drawing sums.
     """
     every = sums(digits)
     drawn = every[:HELD_OUT] if held_out else random.Random(seed).choices(every[HELD_OUT:], k=count)

@@ -35,7 +35,7 @@ def tokenizer():
 
 
 def prompts(count: int = 4096, digits: int = 4, seed: int = 0, *, descending: bool = False) -> Iterator[Prompt]:
-    """Draw ``count`` prompts of random digits; what they should become is in their data."""
+    """Draw ``count`` prompts of random digits; the sorted digits are in the prompt's data, as ``answer``."""
     generator = random.Random(seed)
     for index in range(count):
         drawn = "".join(generator.choices(DIGITS, k=digits))

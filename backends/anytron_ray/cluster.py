@@ -188,6 +188,7 @@ def place_beside(trainers: Agents, wanted: Sequence[tuple[int, tuple[str, ...]]]
                 f"No process can be started on the machine of training rank {rank}: the machine is gone.",
                 where="executor.kind=ray",
                 why=f"Ray reports node {node} as dead",
+                fix="restart Ray on that machine, or let another machine join the cluster (`ray status` lists them)",
             )
     nodes = [trainers.places[rank].host.id for rank, _ in wanted]
     actors = [_actor(NodeAffinitySchedulingStrategy(node, soft=False), {}) for node in nodes]

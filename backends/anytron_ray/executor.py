@@ -129,7 +129,11 @@ class RayExecutor(BaseExecutor):
             raise
 
     def require_replicas(self, count: int) -> None:
-        """Compare with the cluster, whether its devices are free or not."""
+        """Check that the cluster has CPUs and devices, free or in use, for the training ranks and ``count`` replicas.
+
+        Raises:
+            ConfigError: The cluster has too few CPUs or devices.
+        """
         from anytron_ray import cluster
 
         cluster.require(self._config.parallel.world_size, count if self._apart else 0, self._resource)
@@ -229,7 +233,12 @@ class RayExecutor(BaseExecutor):
             for bootstrap, actor, place in zip(bootstraps, agents.actors, agents.places, strict=True):
                 ranks.append(RayRank(bootstrap.name, place.host.address, logs / bootstrap.log, actor))
         except RayError as error:
-            raise WorkerError(f"The {spec.role} processes could not be started.", why=str(error)) from error
+            raise WorkerError(
+                f"The {spec.role} processes could not be started.",
+                where="executor.kind=ray",
+                why=str(error),
+                fix="check the machines with `ray status`, and read Ray's logs there (/tmp/ray/session_latest/logs)",
+            ) from error
         return ranks
 
     def _environment(self, bootstrap: Bootstrap, place: Place, devices: list[str]) -> dict[str, str]:

@@ -113,6 +113,7 @@ class RayRank:
                 f"The Ray agent of {self.name} could not open the store for torch.distributed's rendezvous.",
                 where=self.where,
                 why=str(error),
+                fix="check with `ray status` that the machine of this process is in the cluster",
             ) from error
         return made
 

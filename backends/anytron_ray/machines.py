@@ -175,6 +175,7 @@ def _asked(members: Sequence[Member], ask: Callable[[Member, int], Any], further
                 f"The machine {member.place.host.address} was lost before a process was started on it.",
                 where="executor.kind=ray",
                 why=str(error),
+                fix="check with `ray status` that this machine is in the cluster, and its network connection",
             ) from error
     return given
 

@@ -90,4 +90,4 @@ def routing_diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagn
         return  # reported by itself
     if fields.get("model_type") not in TOLD:
         message = f"the engine transformers cannot record the routing of {fields.get('model_type')}"
-        yield Diagnostic("error", "rollout.replay_routing", message, f"remove it; supported: {', '.join(TOLD)}")
+        yield Diagnostic("error", "rollout.replay_routing", message, f"remove it (supported types: {', '.join(TOLD)})")

@@ -115,7 +115,7 @@ class TransformersEngine:
             EngineError: No weights have been loaded.
         """
         if self._version is None:
-            raise EngineError("The rollout engine has no weights yet.", fix="call load_weights before poll")
+            raise EngineError("The rollout engine has no weights yet.", where="poll", fix="call load_weights() first")
         batch = self._queue.take(self._max_batch_size)
         if not batch:
             return []

@@ -46,17 +46,19 @@ def load_verified(model: PreTrainedModel, weights: ReceivedWeights) -> None:
         if place is None:
             if piece.optional:
                 continue
-            refuse("is unknown to the model", piece.name, "no module has that name", weights.version)
+            refuse("is unknown to the model", piece.name, "the rollout's model has no such tensor", weights.version)
         target = place.tensor
         if piece.shape != target.shape:
-            why = f"its shape is {piece.shape}, and the model has {tuple(target.shape)}"
+            why = f"its shape is {piece.shape}, but the rollout's model has {tuple(target.shape)}"
             refuse("has the wrong shape", piece.name, why, weights.version)
         loaded[piece.name] = place
         first = owners.setdefault((target.data_ptr(), target.shape), piece.name) == piece.name
         if first:
             _fill(target, piece)
         if (target.device.type != "cpu" or not first) and not _holds(target, piece):
-            why = "the device did not store the sent value" if first else "a tied weight has two different values"
+            why = "the device did not store the value that was sent"
+            if not first:
+                why = "this weight shares memory with another weight (they are tied), but their sent values differ"
             refuse("differs from the value that was sent", piece.name, why, weights.version)
     if missing := places.missing(loaded.values()):
         refuse("is missing", missing[0], f"{len(missing)} of the model's weights are missing", weights.version)
@@ -202,7 +204,18 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 def refuse(what: str, name: str, why: str, version: int) -> NoReturn:
     """Raise an error that names a weight.
 
+    Args:
+        what: The end of the sentence "A weight ...".
+        name: Name of the weight.
+        why: The cause.
+        version: Number of updates after which the weights were sent.
+
     Raises:
         EngineError: Always.
     """
-    raise EngineError(f"A weight {what}.", where=f"{name}, version {version}", why=why)
+    raise EngineError(
+        f"A weight {what}.",
+        where=f"{name}, in the weights of version {version}",
+        why=why,
+        fix="install the versions of the libraries that constraints/ lists, and check the run with anytron verify",
+    )

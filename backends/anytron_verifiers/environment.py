@@ -80,7 +80,7 @@ class VerifiersEnvironment:
         """Pass a turn of the model to the environment; return its next messages or, at its end, its score.
 
         Raises:
-            ValueError: The environment changed earlier messages.
+            ValueError: The environment changed earlier messages, or goes on after the last turn.
             RuntimeError: The environment ended with an error.
         """
         with self._cleaned_up():

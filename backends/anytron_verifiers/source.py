@@ -41,8 +41,8 @@ def prompts(name: str, args: Mapping[str, Any] | None = None, count: int = -1) -
     for row in environment.get_dataset(n=count).to_list():
         number, asked = row["example_id"], row["prompt"]
         if not isinstance(asked, list):
-            found = f"the prompt of {name}, row {number}, is {type(asked).__name__}, no list of messages"
-            raise TypeError(f"{found}: environments of plain completions are not supported")
+            found = f"the prompt of {name}, row {number}, is of type {type(asked).__name__}, not a list of messages"
+            raise TypeError(f"{found}: environments whose prompts are plain texts are not supported")
         if isinstance(row.get("info"), str):
             row["info"] = json.loads(row["info"])
         messages = [plain(message) for message in asked]
@@ -65,7 +65,7 @@ def load(name: str, args: Mapping[str, Any]) -> Any:
     except Exception as error:  # the environment's package is imported and called
         raise ConfigError(
             f"The environment {name!r} of verifiers cannot be loaded.",
-            where="options name and args",
+            where="name and args in data.options or environment.options",
             why=f"{type(error).__name__}: {error}",
             fix="install the environment's package, and check args against the parameters of its load_environment()",
         ) from error
@@ -75,8 +75,8 @@ def load(name: str, args: Mapping[str, Any]) -> Any:
     if environment.requires_group_rollouts:
         raise ConfigError(
             f"The environment {name!r} of verifiers scores the responses to a prompt together.",
-            where="option name",
+            where="name in data.options or environment.options",
             why=("its rubric has reward functions that score a whole group, but Anytron scores each response alone"),
-            fix="remove these functions from the rubric; algorithm.advantage compares the responses to a prompt",
+            fix="remove these functions from the rubric, or choose another environment",
         )
     return environment

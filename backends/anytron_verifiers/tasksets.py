@@ -32,15 +32,17 @@ def rows(name: str, args: Mapping[str, Any], count: int) -> Iterator[Prompt]:
     if count < 0 and not taskset.bounded:
         raise ConfigError(
             f"The taskset {name!r} of verifiers has no end.",
-            where="option count",
-            why="all of its rows are asked for",
-            fix="give the source the option count, a number of rows",
+            where="data.options.count",
+            why="without this option, all of its rows would be read",
+            fix="set data.options.count to a number of rows",
         )
     for row in taskset if count < 0 else taskset.take(count):
         data = row.data
         asked = [{"role": "user", "content": data.prompt}] if isinstance(data.prompt, str) else data.prompt
         if not asked:
-            raise TypeError(f"row {data.idx} of {name} has no prompt; a user who begins is not supported")
+            raise TypeError(
+                f"row {data.idx} of {name} has no prompt: tasks in which a simulated user writes first are unsupported"
+            )
         system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
         messages = [*system, *map(plain, asked)]
         yield Prompt(f"{name}-{data.idx}", messages=messages, data=data.model_dump(mode="json"))
@@ -77,7 +79,7 @@ def _loaded(name: str, args: str, max_turns: int | None) -> Any:
     except Exception as error:  # the taskset's package is imported and called
         raise ConfigError(
             f"The taskset {name!r} of verifiers cannot be loaded.",
-            where="options name and args",
+            where="name and args in data.options or environment.options",
             why=f"{type(error).__name__}: {error}",
             fix="install the taskset's package, and check args against the configuration of its environment",
         ) from error

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def make_log_probs(spec: LogProbSpec) -> LogProbKernel | None:
-    """Make the kernel for a vocabulary; None where ranks share it, which is left to the neutral default."""
+    """Make the kernel for a vocabulary; None if ranks share the vocabulary: then Anytron's default kernel is used."""
     return partial(log_probs, spec.vocab_size) if spec.tensor_parallel == 1 else None
 
 

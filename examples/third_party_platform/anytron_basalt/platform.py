@@ -75,7 +75,7 @@ class BasaltPlatform(Platform):
         self.options = options
 
     def decisions(self) -> list[Decision]:
-        """The length of a tile."""
+        """Return the length of a tile, and why it was chosen."""
         chosen = "tile" in self.options.model_fields_set
         reason = "platform.options.tile says so" if chosen else "its vendor's own programs use it"
         return [Decision("tile", str(self.options.tile), reason)]
@@ -85,7 +85,7 @@ class BasaltPlatform(Platform):
         return [Limit(Feature.OWN_DEVICE, "the simulator computes on the host's processor")]
 
     def layout_constraints(self, request: LayoutRequest) -> LayoutConstraints:
-        """Whole tiles."""
+        """Pad each sequence to whole tiles."""
         from anytron.sequences import LayoutConstraints
 
         del request
@@ -98,7 +98,7 @@ class BasaltPlatform(Platform):
 
     @hookimpl
     def configure(self, config: RunConfig) -> Iterator[ConfigEdit | Diagnostic]:
-        """Fit micro-batches into the memory, generate with plain attention, refuse sequences with too many numbers."""
+        """Fit micro-batches into the memory, generate with plain attention, and refuse sequences that are too long."""
         from basalt_sdk import LONGEST_SEQUENCE
 
         if config.engine.max_tokens_per_micro_batch > self.options.memory_tokens:
@@ -123,7 +123,7 @@ class BasaltPlatform(Platform):
 
     @hookimpl
     def patch_model(self, phase: Phase) -> list[Patch]:
-        """Those of :mod:`anytron_basalt.patches`."""
+        """Return the patches of a phase (:mod:`anytron_basalt.patches`)."""
         from anytron_basalt.patches import PATCHES
 
         return [patch for patch in PATCHES if patch.phase is phase]
@@ -149,7 +149,10 @@ class BasaltPlatform(Platform):
 
     @hookimpl
     def build_attn_mask(self, request: MaskRequest) -> AttnMask | None:
-        """No tensor where plain causal sequences are packed: the library has the lengths. The rest is left open."""
+        """Return a mask without a tensor for packed causal sequences, whose lengths the library has.
+
+        None = Anytron's default mask.
+        """
         whole_sequences = request.format == "thd" and request.parallel.context == 1
         if whole_sequences and MaskKind.NONE in request.accepted and request.traits == ModelTraits():
             from anytron_basalt.attention import LENGTHS
@@ -159,26 +162,26 @@ class BasaltPlatform(Platform):
 
     @hookimpl
     def postprocess_output(self, values: Tensor, layout: SequenceLayout) -> Tensor | None:
-        """Unpack where nothing has to be gathered."""
+        """Unpack the output of a rank that has whole sequences; None = Anytron's default, which gathers their parts."""
         return layout.unpack(values) if layout.shard.size == 1 else None
 
     @hookimpl
     def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel:
-        """Basalt's own, for every layer: none but this kernel knows the mode that ``build_attn_mask`` answers."""
+        """Return Basalt's kernel for every layer: no other kernel knows the mode that ``build_attn_mask`` returns."""
         from anytron_basalt.attention import BasaltAttention
 
         return BasaltAttention(spec, self.options.tile)
 
     @hookimpl
     def fused_kernel(self, name: KernelName) -> Callable[..., Any] | None:
-        """RMS norm and SwiGLU."""
+        """Return Basalt's RMS norm or SwiGLU; None = Anytron's default kernel."""
         from anytron_basalt.fused import KERNELS
 
         return KERNELS.get(name)
 
     @hookimpl
     def log_prob_kernel(self, spec: LogProbSpec) -> LogProbKernel | None:
-        """Basalt's own, where the vocabulary is on one rank."""
+        """Return Basalt's kernel if the vocabulary is on one rank; None = Anytron's default kernel."""
         from anytron_basalt.log_probs import make_log_probs
 
         return make_log_probs(spec)

@@ -14,7 +14,7 @@ class BasaltRuntime(CpuRuntime):
     """The simulator of a Basalt accelerator."""
 
     def device_count(self) -> int:
-        """As many as the driver reports; in the simulator they share the processor."""
+        """Return the number of devices that the driver reports; in the simulator they share the processor."""
         return basalt_sdk.device_count()
 
     def device_name(self) -> str:

@@ -47,7 +47,7 @@ def test_a_damaged_file_is_refused(engine, reference, write):
     [
         (lambda weights: weights.pop(NORM), "(?s)is missing.*model.norm.weight"),
         (lambda weights: weights.update(extra=torch.ones(2)), "(?s)unknown to the model.*extra"),
-        (lambda weights: weights.update({NORM: torch.ones(3)}), r"(?s)wrong shape.*\(3,\), and the model has \(32,\)"),
+        (lambda weights: weights.update({NORM: torch.ones(3)}), r"(?s)wrong shape.*\(3,\), but .* model has \(32,\)"),
     ],
 )
 def test_a_tensor_missing_unknown_or_of_another_shape_is_refused(engine, reference, write, change, message):
@@ -102,7 +102,7 @@ def test_tied_embeddings_come_under_one_name_or_under_both(new_engine, reference
         assert torch.equal(engine._model.lm_head.weight, weights["model.embed_tokens.weight"])
 
     weights["lm_head.weight"] = weights["lm_head.weight"] + 1
-    with pytest.raises(EngineError, match="tied weight has two different values"):
+    with pytest.raises(EngineError, match="they are tied"):
         new_engine(model={"config": config, "dtype": "float32"}).load_weights(write(weights))
 
 
