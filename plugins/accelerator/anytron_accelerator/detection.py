@@ -76,7 +76,7 @@ class Found:
 
 
 def device_packages() -> tuple[str, ...]:
-    """Import packages that torch would load by itself, sorted."""
+    """Return the names of the import packages that torch would load by itself, sorted."""
     return tuple(sorted({point.module.partition(".")[0] for point in entry_points(group=GROUP)}))
 
 

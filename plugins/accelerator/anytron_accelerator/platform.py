@@ -16,7 +16,7 @@ REPAIR = "repair the package that adds the device to torch, or its driver; or un
 
 
 class AcceleratorPlatform(Platform):
-    """The platform ``accelerator``: the device that ``torch.accelerator`` reports, with the neutral kernels.
+    """The platform ``accelerator``: the device that ``torch.accelerator`` reports, with kernels in plain torch.
 
     It has code for no device in particular: users name it to run on a device that has no platform yet.
     """

@@ -143,7 +143,7 @@ class AscendPlatform(Platform):
         return _runtime()
 
     def peak_flops(self, dtype: str) -> PeakFlops:
-        """The number in the options, because Huawei publishes no number for each device name of the driver."""
+        """Return ``platform.options.peak_tflops``; Huawei publishes no peak for the device names of its driver."""
         del dtype
         tflops = self._options.peak_tflops
         if tflops is None:
@@ -192,7 +192,7 @@ class AscendPlatform(Platform):
 
     @hookimpl
     def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel | None:
-        """Return the attention kernel of the engine's adaptor (MindSpeed's or our own); None if it has none."""
+        """Return the attention kernel of the engine's adaptor; None if it has none."""
         return self._adaptor.attention_kernel(spec)
 
     @hookimpl
@@ -226,7 +226,7 @@ def _option_diagnostics(options: AscendOptions, engine: str) -> Iterable[Diagnos
         yield Diagnostic(
             "error",
             "platform.options.adaptor",
-            f"it is {options.adaptor}, but the engine {MINDSPEED_LLM} selects its own adaptor",
+            f"the adaptor is set to {options.adaptor}, but the engine {MINDSPEED_LLM} selects its own adaptor",
             "remove platform.options.adaptor, or set engine.name=megatron",
         )
     found = _installed("torch-npu")
@@ -234,9 +234,9 @@ def _option_diagnostics(options: AscendOptions, engine: str) -> Iterable[Diagnos
         yield Diagnostic(
             "error",
             "platform.options.expandable_segments",
-            f"expandable segments need torch_npu {EXPANDABLE_SEGMENTS_SINCE} or later, and the installed version is "
-            f"{found or 'none'}",
-            "set it to false",
+            f"expandable segments need torch_npu {EXPANDABLE_SEGMENTS_SINCE} or later, but "
+            f"{'torch_npu is not installed' if found is None else f'torch_npu {found} is installed'}",
+            "set platform.options.expandable_segments=false",
         )
 
 

@@ -84,7 +84,7 @@ REFUSED = (
     Setting(
         "eplb_config",
         "vllm-ascend then copies or moves experts between NPUs: on main a weight update overwrites the table "
-        "of their places (vllm_ascend/ops/fused_moe/routed_experts.py), and for older branches this was not read",
+        "of their places (vllm_ascend/ops/fused_moe/routed_experts.py), and older branches were not examined",
     ),
     Setting(
         "multistream_overlap_shared_expert",
@@ -161,8 +161,8 @@ def _settings(run: RunConfig) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "error",
             "rollout.options.engine_args.quantization",
-            f"with {chosen!r}, vllm-ascend keeps quantised weights in layouts that were not read, and a weight update "
-            "sends weights that are not quantised",
+            f"with {chosen!r}, vllm-ascend keeps weights quantised, but a weight update sends weights that are not "
+            "quantised",
             "remove it",
         )
 

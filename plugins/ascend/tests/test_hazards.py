@@ -88,7 +88,7 @@ def test_every_shape_that_broadcasts_to_the_scores_is_read_as_that(shape, mode):
     them."""
     mask = torch.rand(shape, generator=torch.Generator().manual_seed(1)) > 0.6
     if shape == (1, H, S, S):
-        with pytest.raises(RuntimeError, match=r"atten_mask \(1, 4, 6, 6\)"):
+        with pytest.raises(RuntimeError, match=r"atten_mask is \(1, 4, 6, 6\)"):
             operator(*on_device(operands()), atten_mask=mask.npu(), sparse_mode=1)
     found = kernel(AttentionCall("bshd", mode, mask=mask.npu()))
     torch.testing.assert_close(found, neutral(AttentionCall("bshd", mode, mask=mask)))

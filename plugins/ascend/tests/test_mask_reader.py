@@ -50,11 +50,11 @@ def test_without_a_mask_the_mode_is_ignored():
 def test_a_full_mask_under_sparse_mode_2_breaks_the_operators_contract():
     """verl hands ``[B, 1, S, S]`` to MindSpeed, which reads it with ``sparse_mode=2`` (divergence, bug 7)."""
     full = torch.zeros(3, 1, 4, 4, dtype=torch.bool)
-    with pytest.raises(ValueError, match="compressed upper triangle"):
+    with pytest.raises(ValueError, match="compressed mask, an upper triangle"):
         read_npu_fusion_attention("sparse_mode=2", full, layouts("bshd"))
     with pytest.raises(ValueError, match="no sparse_mode"):
         read_npu_fusion_attention("sparse_mode=6", None, layouts("bshd"))
-    with pytest.raises(ValueError, match="rows on one rank"):
+    with pytest.raises(ValueError, match="packed sequences, or rows that several ranks"):
         read_npu_fusion_attention("sparse_mode=1", full, layouts("bshd", 2))
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class CpuPlatform(Platform):
     """The platform ``cpu``: Megatron over gloo, with portable modules in plain torch.
 
-    It implements no hook: the neutral defaults are its kernels.
+    It implements no hook: its kernels are Anytron's defaults (:mod:`anytron.kernels`).
     """
 
     name = "cpu"

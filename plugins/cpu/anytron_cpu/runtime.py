@@ -33,7 +33,12 @@ class CpuRuntime(DeviceRuntime):
             EngineError: The index is negative.
         """
         if index < 0:
-            raise EngineError("Invalid device index.", where="CpuRuntime.set_device", why=f"{index} is negative")
+            raise EngineError(
+                f"There is no device {index}.",
+                where="CpuRuntime.set_device",
+                why="the index is negative",
+                fix="pass the local rank, a number from 0 on",
+            )
 
     def synchronize(self) -> None:
         """Do nothing: operations are done when they return."""

@@ -100,6 +100,6 @@ def precision_diagnostics(run: RunConfig, gpus: Sequence[Gpu]) -> Iterator[Diagn
                     f"engine.options.transformer.{key}",
                     f"{what} requires {names}, and {gpu.name} has compute capability "
                     f"{gpu.compute_capability[0]}.{gpu.compute_capability[1]}",
-                    "set it to null and train in bfloat16",
+                    f"set engine.options.transformer.{key}=null, and train in bfloat16",
                 )
                 break

@@ -63,7 +63,7 @@ class Library:
 
 
 def choose_modules(wanted: Modules, library: Library, *, against: str = "") -> Decision:
-    """Choose the modules.
+    """Choose the modules of which models are built.
 
     Args:
         wanted: ``platform.options.modules``.

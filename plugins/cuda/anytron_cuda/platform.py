@@ -91,7 +91,7 @@ class CudaPlatform(Platform):
         return _runtime()
 
     def peak_flops(self, dtype: str) -> PeakFlops:
-        """The number in the options, or from NVIDIA's data sheets by the GPU's name."""
+        """Return ``platform.options.peak_tflops``, or else the number in NVIDIA's data sheets by the GPU's name."""
         return peak_flops(self.runtime().device_name(), dtype, self._options.peak_tflops)
 
     def prepare_engine(self, facts: EngineFacts, ledger: Ledger) -> None:
@@ -132,7 +132,7 @@ class CudaPlatform(Platform):
 
     @hookimpl
     def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel | None:
-        """Return the kernel that :mod:`anytron_cuda.attention` chooses for this GPU."""
+        """Return the kernel that :mod:`anytron_cuda.attention` chooses for this GPU; None for other devices."""
         if spec.device_type != "cuda":
             return None
         from anytron_cuda.attention.choice import make_attention

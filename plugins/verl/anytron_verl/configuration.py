@@ -43,14 +43,19 @@ def compose(path: Path, overrides: Sequence[str]) -> Any:
         with initialize_config_dir(str(path.resolve().parent), version_base=None):
             whole = composed(path.stem, overrides=[f"hydra.searchpath=[{SEARCH_PATH}]", *overrides])
     except HydraException as error:
-        raise ConfigError("verl's configuration cannot be read.", where=str(path), why=str(error)) from error
+        raise ConfigError(
+            "verl's configuration cannot be read.",
+            where=str(path),
+            why=str(error),
+            fix="correct the file or the overrides; they are as for python -m verl.trainer.main_ppo",
+        ) from error
     section = whole.get("actor_rollout_ref")
     strategy = None if section is None else section.actor.get("strategy")
     if strategy != "megatron":
         raise ConfigError(
             "Only verl's Megatron engine can be verified.",
             where=f"{path}: actor_rollout_ref.actor.strategy",
-            why=f"it is {strategy!r}",
+            why=f"the strategy is {strategy!r}",
             fix="add model_engine=megatron to the overrides, or 'override model_engine: megatron' to the defaults of "
             "the file",
         )
@@ -58,7 +63,7 @@ def compose(path: Path, overrides: Sequence[str]) -> Any:
 
 
 def model_directory(section: Any) -> Path:
-    """The Hugging Face directory of the actor; verl downloads it if necessary."""
+    """Return the Hugging Face directory of the actor; verl downloads it if necessary."""
     from pathlib import Path
 
     from verl.utils.fs import copy_to_local
@@ -76,7 +81,7 @@ def ranks_of(section: Any) -> int:
 
 
 def engine_parts(section: Any, *, packed: bool, alone: bool, trains: bool) -> dict[str, Any]:
-    """Make the arguments of ``EngineRegistry.new``.
+    """Make the keyword arguments of verl's ``EngineRegistry.new``.
 
     Args:
         section: Section that :func:`compose` returns; it is not changed.

@@ -120,7 +120,7 @@ class Layouts:
         Args:
             input_ids: int64, jagged, ``[B, j]``; best on the host, where layouts are planned.
             bucket: verl's ``pad_to_length_bucket``: the packed total is a multiple of it.
-            rows: verl's ``forced_max_seqlen``: every row is as long as one of this many tokens.
+            rows: verl's ``forced_max_seqlen``: length of every row, in tokens, rounded up so that ranks can split it.
         """
         align = self._sizes.tensor * context_shard().chunks
         preparer = self._preparer(bucket or (1 if rows is None else -(-rows // align) * align))

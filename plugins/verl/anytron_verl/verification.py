@@ -85,6 +85,7 @@ def _run(what: str, arguments: Sequence[str], ranks: int, directory: Path, envir
                             "verl's engine cannot be verified: a process of the verification has failed.",
                             where=f"{what}, log: {log}",
                             why="\n".join(said[-LAST_LINES:]),
+                            fix="read the whole log, and correct the configuration that it names",
                         )
             time.sleep(0.1)
     finally:

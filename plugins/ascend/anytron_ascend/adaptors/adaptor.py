@@ -78,8 +78,9 @@ class Adaptor:
 class PortableAdaptor(Adaptor):
     """The adaptor ``none``: portable modules with torch_npu's kernels.
 
-    Masks are the neutral ones: in thd the kernel gets the lengths, in right-padded bshd it is causal, and for both
-    the kernel makes its compressed mask itself.
+    Masks are Anytron's default masks. Packed sequences (thd) need no mask tensor, because the kernel gets their
+    lengths; padded rows (bshd) need none if padding is on the right, because the kernel is causal. The kernel makes its
+    compressed mask itself.
     """
 
     portable_modules = True
@@ -91,13 +92,13 @@ class PortableAdaptor(Adaptor):
         return [_BRIDGE_WITHOUT_MINDSPEED] if phase is _BRIDGE_WITHOUT_MINDSPEED.phase else []
 
     def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel:
-        """Return ``npu_fusion_attention``."""
+        """Return ``npu_fusion_attention`` as an attention kernel."""
         from anytron_ascend.kernels.attention import make_attention
 
         return make_attention(spec)
 
     def fused_kernel(self, name: KernelName) -> Callable[..., Any] | None:
-        """Return torch_npu's fused operator, if there is one."""
+        """Return torch_npu's fused operator; None if it has none."""
         from anytron_ascend.kernels.fused import fused_kernel
 
         return fused_kernel(name)

@@ -73,9 +73,9 @@ class MindSpeedAdaptor(Adaptor):
         return [patch for patch in PATCHES if patch.phase is phase]
 
     def build_attn_mask(self, request: MaskRequest) -> AttnMask:
-        """Build the neutral mask, with the mode in which MindSpeed's kernel reads it.
+        """Build Anytron's default mask, with the mode in which MindSpeed's kernel reads it.
 
-        Without a tensor MindSpeed makes the compressed triangle itself, once.
+        If the mask has no tensor, MindSpeed makes the compressed causal mask, a triangle, itself.
 
         Raises:
             HookContractError: The model is not causal or has a sliding window.

@@ -53,7 +53,7 @@ class MindSpeedLlmAdaptor(Adaptor):
         return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 
     def patch_model(self, phase: Phase, context: PatchContext) -> Iterable[Patch]:
-        """Return the patch that imports MindSpeed-LLM, and a fix of its reading of packed sequences."""
+        """Return the patch that imports MindSpeed-LLM, and a patch of its code that reads packed sequences."""
         del context
         return [patch for patch in PATCHES if patch.phase is phase]
 

@@ -1,1 +1,1 @@
-"""Kernels of torch_npu with the neutral kernel signatures."""
+"""Kernels of torch_npu with the signatures of the kernels in :mod:`anytron.kernels`."""

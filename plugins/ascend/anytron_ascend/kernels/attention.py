@@ -41,13 +41,15 @@ INVALID_ROWS = 2
 def make_attention(spec: AttentionSpec) -> AttentionKernel:
     """Return the kernel of one layer.
 
-    In float32 with sinks it is the neutral kernel, because the operator's backward pass does not support this case
-    (``aclnnFlashAttentionScoreGradV3`` and ``...UnpaddingScoreGradV5`` of CANN 8.5.0).
+    For float32 operands with sinks, the kernel of :mod:`anytron.kernels.attention` computes, because the operator's
+    backward pass does not support this case (``aclnnFlashAttentionScoreGradV3`` and ``...UnpaddingScoreGradV5`` of CANN
+    8.5.0).
 
     Raises:
         PlatformError: The operator does not support the sizes or the number of heads. When the kernel is called: the
             mask is not bool or does not broadcast to ``[B, H, Sq, Sk]``.
-        HookContractError: When the kernel is called: ``kernel_mode`` of the mask is not a neutral mode.
+        HookContractError: When the kernel is called: the mask's ``kernel_mode`` is not one that Anytron's default masks
+            have.
     """
     if spec.sinks and spec.v_dim != spec.qk_dim:
         raise PlatformError(
@@ -55,6 +57,7 @@ def make_attention(spec: AttentionSpec) -> AttentionKernel:
             where="attention_kernel",
             why=f"query and key heads have dimension {spec.qk_dim}, value heads {spec.v_dim}; with sinks "
             "the two must be equal",
+            fix="train a model without attention sinks, or with value heads as large as its query heads",
         )
     if not spec.v_dim <= spec.qk_dim <= MAX_HEAD_SIZE:
         raise PlatformError(
@@ -62,6 +65,7 @@ def make_attention(spec: AttentionSpec) -> AttentionKernel:
             where="attention_kernel",
             why=f"query and key heads have dimension {spec.qk_dim}, value heads {spec.v_dim}; the value "
             f"dimension must not exceed the query dimension, and the query dimension must not exceed {MAX_HEAD_SIZE}",
+            fix="train a model with such heads",
         )
     if spec.num_heads > MAX_HEADS or spec.num_heads % spec.num_kv_heads:
         raise PlatformError(

@@ -48,8 +48,8 @@ def swiglu(x: Tensor) -> Tensor:
 def rope(x: Tensor, freqs: Tensor, interleaved: bool) -> Tensor:
     """As :func:`anytron.kernels.fused.rope`.
 
-    The operator takes four dimensions and cosines that broadcast to them. Heads that are larger than it supports are
-    left to the neutral kernel.
+    The operator takes four dimensions and cosines that broadcast to them. For heads that are larger than it supports,
+    :func:`anytron.kernels.fused.rope` computes.
     """
     import torch_npu
 
@@ -131,8 +131,8 @@ def adam(
 ) -> None:
     """As :func:`anytron.kernels.fused.adam`.
 
-    The operator is AdamW with bias correction on float32; the neutral kernel computes every other form and
-    parameters of other types.
+    The operator is AdamW with bias correction on float32. For other forms of Adam and for other dtypes,
+    :func:`anytron.kernels.fused.adam` computes.
     """
     settings: dict[str, Any] = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}
     plain = (decoupled or weight_decay == 0.0) and bias_correction

@@ -53,7 +53,7 @@ def read_npu_fusion_attention(
     """
     modes = re.fullmatch(r"sparse_mode=(\d)(?:,pre_tokens=(-?\d+))?(?:,next_tokens=(-?\d+))?", mode)
     if modes is None or int(modes[1]) > 4:
-        raise ValueError(f"no sparse_mode from 0 to 4: {mode!r}")
+        raise ValueError(f"the kernel mode {mode!r} names no sparse_mode from 0 to 4, as sparse_mode=3 does")
     sparse, before, after = int(modes[1]), int(modes[2] or UNLIMITED), int(modes[3] or UNLIMITED)
     rows = ring_rows(layouts)
     if forbidden is None:
@@ -61,13 +61,16 @@ def read_npu_fusion_attention(
     if sparse >= 2:
         triangle = torch.ones(COMPRESSED, COMPRESSED, dtype=torch.bool).triu(1)
         if forbidden.shape != triangle.shape or not torch.equal(forbidden.cpu(), triangle):
-            raise ValueError(f"sparse_mode {sparse} needs the compressed upper triangle, got {tuple(forbidden.shape)}")
+            raise ValueError(
+                f"sparse_mode {sparse} needs the compressed mask, an upper triangle {tuple(triangle.shape)}, but this "
+                f"mask {tuple(forbidden.shape)} differs from it"
+            )
         # Queries and keys of a training sequence are as many: both corners give the same causal rule.
         if sparse in (2, 3):
             return token_pairs(rows, lambda _, query, key: key <= query)
         return token_pairs(rows, lambda _, query, key: query - before <= key <= query + after)
     if layouts[0].format == "thd" or len(layouts) > 1:
-        raise ValueError("a mask [B, 1, S, S] is for rows on one rank")
+        raise ValueError("a mask [B, 1, S, S] cannot describe packed sequences, or rows that several ranks share")
 
     def allowed(row: int, query: int, key: int) -> bool:
         inside = sparse == 1 or query - before <= key <= query + after

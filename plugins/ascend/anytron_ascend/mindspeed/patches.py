@@ -112,8 +112,10 @@ def call_as_documented(forward: Callable[..., Any]) -> Callable[..., Any]:
             raise PlatformError(
                 "MindSpeed's attention was called without a mask that its kernel can use.",
                 where="adaptor mindspeed",
-                why="no mask is set" if mask is None else f"the mask's kernel mode is {mask.kernel_mode}",
-                fix="run the model inside anytron.sequences.masks.scope_of(mask)",
+                why="no mask is set"
+                if mask is None
+                else f"the mask's kernel mode is {mask.kernel_mode}, not {' or '.join(MODES)}",
+                fix="call the model through anytron_megatron.forward(model, prepared), which sets the platform's mask",
             )
         self.config.attention_mask_type = MASK_TYPES[mask.kernel_mode]
         self.config.sparse_mode = MODES[mask.kernel_mode]

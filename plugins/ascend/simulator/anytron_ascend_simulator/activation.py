@@ -63,7 +63,9 @@ def preload() -> None:
     if os.environ.get(VARIABLE) != "1":
         raise SimulatorError(f"The simulator is used only where the environment asks for it: set {VARIABLE}=1.")
     if "torch_npu" in sys.modules:
-        raise SimulatorError("torch_npu was imported before the simulator: preload the simulator first.")
+        raise SimulatorError(
+            "torch_npu was imported before the simulator: call anytron_ascend_simulator.preload() before that import."
+        )
     if os.environ.get(ASYNCHRONOUS) not in (None, "", "0", "1"):
         raise SimulatorError(f"{ASYNCHRONOUS} is {os.environ[ASYNCHRONOUS]!r}: set it to 1 or 0.")
     paths = library_paths()

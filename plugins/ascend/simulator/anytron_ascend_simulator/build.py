@@ -51,8 +51,8 @@ def torch_npu_version() -> str:
         ) from None
     if found not in SUPPORTED:
         raise SimulatorError(
-            f"The simulator knows torch_npu {', '.join(SUPPORTED)}, and {found} is installed. Another version has "
-            f"other headers and other symbols: pip install torch-npu=={SUPPORTED[-1]}"
+            f"The simulator supports torch_npu {', '.join(SUPPORTED)} only, because other versions have other headers "
+            f"and symbols, but torch_npu {found} is installed: pip install torch-npu=={SUPPORTED[-1]}"
         )
     return found
 
@@ -61,7 +61,7 @@ def package_directory(name: str) -> Path:
     """Find an installed package's directory without importing it."""
     spec = find_spec(name)
     if spec is None or spec.origin is None:
-        raise SimulatorError(f"The package {name} is not installed.")
+        raise SimulatorError(f"The package {name} is not installed: pip install {name.replace('_', '-')}")
     return Path(spec.origin).parent
 
 
@@ -186,7 +186,7 @@ def _thunks() -> str:
     """Write, for each entry point, a jump through a pointer (slot) that Python sets (x86-64)."""
     machine = platform.machine()
     if machine != "x86_64":
-        raise SimulatorError(f"The simulator's thunks are written for x86_64, and this is {machine}.")
+        raise SimulatorError(f"The simulator runs on x86_64 only, but this machine is {machine}: use another machine.")
     names = [name + suffix for name in SIGNATURES for suffix in ("GetWorkspaceSize", "")]
     return "".join(map(_thunk, names)) + _NO_EXECUTABLE_STACK
 

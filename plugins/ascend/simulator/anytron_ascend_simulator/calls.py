@@ -70,7 +70,7 @@ def compute(operator: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 class Call:
-    """One call of one operator, done at once: arguments to host views, results back to the device."""
+    """One call of an operator, computed at once: on host views of its arguments, with results on the device."""
 
     home = CPU
     """Where the stand-ins of device tensors are."""

@@ -1,7 +1,7 @@
-"""aten operators of which only the results' shapes are computed now, and the numbers when the stream gets there.
+"""Call aten operators as on an asynchronous device: results get their shapes at once, their numbers later.
 
-Memory is given to the results at once, as on the device; what is queued knows addresses, not tensors. So memory that
-is freed too early is used again, as on the device.
+The numbers are computed when the stream reaches the call. Results get memory at once, and queued calls hold addresses,
+not tensors. So memory that is freed too early is used again, as on the device.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Place(NamedTuple):
         return cls(storage.data_ptr(), storage.nbytes(), tensor.dtype, offset, tensor.size(), tensor.stride())
 
     def write(self, found: Tensor) -> None:
-        """Write numbers there."""
+        """Write a tensor's numbers to this place."""
         if found.size() != self.shape or found.dtype != self.dtype:
             raise TypeError(
-                f"the operator gave {found.dtype} {tuple(found.shape)}, and its meta kernel "
+                f"the operator returned {found.dtype} {tuple(found.shape)}, but its meta kernel announced "
                 f"{self.dtype} {tuple(self.shape)}"
             )
         if found.numel():
@@ -153,7 +153,7 @@ def _real(value: Any, tensors: dict[int, Tensor]) -> Any:
 
 
 class DeferredCall(Call):
-    """One call: stand-ins without numbers now, the numbers later."""
+    """One call of an operator: stand-ins with the results' shapes now, the numbers when the stream reaches the call."""
 
     home = META
 

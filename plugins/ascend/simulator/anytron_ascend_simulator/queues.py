@@ -51,7 +51,7 @@ def current_stream(device: torch.device) -> int:
 
 
 def enqueue(stream: int | None, work: Callable[[], object]) -> None:
-    """Queue ``work``; None = the default stream. The caller that waits for the stream gets its exception."""
+    """Queue ``work`` on a stream; None = the default stream. Who waits for the stream gets an exception of the work."""
     number = next(_numbers)
     _queued[number] = work
     _runtime[0].anytron_simulator_enqueue(stream, _callback, number)

@@ -97,7 +97,7 @@ VIOLATIONS = {
         {"atten_mask": lambda: ~triangle(), "sparse_mode": 3},
         "upper triangle",
     ),
-    "a mask of another size": ({"atten_mask": FULL[:3, :3].npu, "sparse_mode": 1}, "for 6 queries and 6 keys"),
+    "a mask of another size": ({"atten_mask": FULL[:3, :3].npu, "sparse_mode": 1}, "6 queries and 6 keys"),
     "a mask of another batch": (
         {"atten_mask": FULL.expand(3, 1, S, S).npu, "sparse_mode": 1},
         r"\[1, 1, Sq, Skv\]",
@@ -108,7 +108,7 @@ VIOLATIONS = {
     ),
     "sinks of another dtype": ({"sink": torch.zeros(H, dtype=torch.float16).npu}, "sink is torch.float16"),
     "a sink too few": ({"sink": torch.zeros(H - 1).npu}, r"\[head_num\] = \(4,\)"),
-    "values wider than keys": ({"inputs": lambda: operands(2 * D)}, "Dv"),
+    "values wider than keys": ({"inputs": lambda: operands(2 * D)}, "value heads|Dv"),
     "a number of heads that is not the query's": ({"heads": 2}, "head_num|head"),
     "lengths with a leading zero": (
         {"layout": "TND", "actual_seq_qlen": [0, S, 2 * S], "actual_seq_kvlen": [0, S, 2 * S]},

@@ -107,8 +107,8 @@ def unable(wanted: str, why: str, instead: str) -> PlatformError:
 def make_attention(spec: AttentionSpec, offered: Capabilities, wanted: Attention = "auto") -> DescribedKernel:
     """Return the kernel of one layer: the fastest one that can compute it, or the one that the user has selected.
 
-    A call that the layer's kernel cannot compute, for example one with a mask, is computed by the next one that can;
-    this is logged once, also if only plain operations remain.
+    A call that the layer's kernel cannot compute, for example one with a mask, is computed by the next kernel that can;
+    a warning says so once. Another warning says once if only plain torch operations can compute the layer.
 
     Raises:
         PlatformError: The selected kernel cannot compute this layer, or, when it is called, this call.

@@ -58,7 +58,7 @@ def takes_smaller_values(qk_size: int, v_size: int) -> bool:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
-    """Compute attention, as :func:`anytron_cuda.attention.packed.make_packed` needs it, with heads of up to 256."""
+    """Compute attention for :func:`anytron_cuda.attention.packed.make_packed`, with head sizes up to 256."""
     from flash_attn_interface import flash_attn_varlen_func
 
     size = value.shape[-1]

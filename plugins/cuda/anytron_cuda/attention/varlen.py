@@ -48,7 +48,7 @@ def obstacle(offered: Capabilities, spec: AttentionSpec) -> str | None:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
-    """Compute attention, as :func:`anytron_cuda.attention.packed.make_packed` needs it, with heads of up to 256."""
+    """Compute attention for :func:`anytron_cuda.attention.packed.make_packed`, with head sizes up to 256."""
     query, key, padded = padded_heads(query, key, value)
     if sequences.sinks is not None:
         with_sinks: Tensor = _WithSinks.apply(query, key, padded, sequences.sinks, sequences)  # type: ignore[no-untyped-call]

@@ -35,7 +35,7 @@ def log_prob_kernel(spec: LogProbSpec) -> DescribedKernel | None:
 
 
 def choose_log_prob(offered: Capabilities, spec: LogProbSpec) -> Choice:
-    """Choose an implementation: :data:`TRITON` or the neutral one, which makes tiles of logits in plain torch.
+    """Choose an implementation: :data:`TRITON` or Anytron's default, which makes tiles of logits in plain torch.
 
     Args:
         offered: The GPU and the libraries.

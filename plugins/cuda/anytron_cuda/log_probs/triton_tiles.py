@@ -7,7 +7,8 @@ weight's element type, for one tile of the vocabulary at a time; torch computes 
 Cross-Entropy does not write the gradients either, but adds every block of them to both results atomically: results
 vary from run to run, and it is fast because it leaves out blocks that are nearly 0.
 
-Products are accumulated in float32, so that logits are not rounded to the weight's type as in the neutral kernel.
+Products are accumulated in float32, so that logits are never rounded to the weight's type. Anytron's default kernel in
+plain torch rounds them.
 """
 
 from __future__ import annotations

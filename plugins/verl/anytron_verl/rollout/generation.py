@@ -134,7 +134,11 @@ class Generation:
             EngineError: No weights have been loaded.
         """
         if self._version is None:
-            raise EngineError("The rollout has received no weights yet.", where="rollout transformers")
+            raise EngineError(
+                "The rollout has received no weights yet.",
+                where="rollout transformers",
+                fix="call load_weights() before generate(), as verl's trainers do",
+            )
         sampling = requests[0].sampling
         # What has gone through the warpers is drawn from as it is; the likeliest token is the first one of top-k.
         drawn = replace(sampling, temperature=1.0, top_p=1.0, top_k=int(sampling.temperature == 0))
@@ -232,5 +236,6 @@ def _refuse_settings(rollout: Any, model: Any) -> None:
 
 
 def _cannot(what: str, where: str, fix: str = "") -> EngineError:
-    fix = fix or "set actor_rollout_ref.rollout.name=vllm or sglang, if installed"
-    return EngineError(f"verl's rollout 'transformers' does not support {what}.", where=where, fix=fix)
+    fix = fix or "install vllm, and set actor_rollout_ref.rollout.name=vllm"
+    why = "it is a small rollout for devices that verl's other rollouts do not support"
+    return EngineError(f"verl's rollout 'transformers' does not support {what}.", where=where, why=why, fix=fix)

@@ -81,7 +81,13 @@ class TransformersServer:
         """
         del request_id
         if given := sorted(name for name, value in further.items() if value is not None):
-            raise EngineError("verl's rollout 'transformers' reads text only.", where=", ".join(given))
+            raise EngineError(
+                "verl's rollout 'transformers' reads text only.",
+                where="generate",
+                why=f"the request also has {', '.join(given)}",
+                fix="remove images, videos and sound from the prompts, or install vllm and set "
+                "actor_rollout_ref.rollout.name=vllm",
+            )
         while not self._open.is_set():
             if self._rejects:
                 return self._output((), None, "aborted")

@@ -53,16 +53,16 @@ class Sparsity:
             return
         require(self.mode in (0, 1, *COMPRESSED_MODES), f"sparse_mode {self.mode} is not modelled (0-4, 7, 8 are)")
         require(self.packed or self.mode not in TND_ONLY_MODES, f"sparse_mode {self.mode} is for layout TND only")
-        require(self.mask.dtype in (torch.bool, torch.uint8), f"atten_mask is {self.mask.dtype}: bool or uint8")
+        require(self.mask.dtype in (torch.bool, torch.uint8), f"atten_mask is {self.mask.dtype}, not bool or uint8")
         shape = tuple(self.mask.shape)
         if self.mode in COMPRESSED_MODES:
             self._check_compressed(shape)
             return
         if self.packed:
-            require(len(shape) == 2, f"atten_mask {shape}: [maxSq, maxSkv] in layout TND")
+            require(len(shape) == 2, f"atten_mask is {shape}, not [maxSq, maxSkv] as in layout TND")
             return
         allowed = shape[:-2] in ((), (1, 1), (batch, 1), (batch, heads))
-        require(allowed, f"atten_mask {shape}: [B, N, Sq, Skv], [B, 1, Sq, Skv], [1, 1, Sq, Skv] or [Sq, Skv]")
+        require(allowed, f"atten_mask is {shape}, not [B, N, Sq, Skv], [B, 1, Sq, Skv], [1, 1, Sq, Skv] or [Sq, Skv]")
 
     def _check_compressed(self, shape: tuple[int, ...]) -> None:
         require(
@@ -72,7 +72,7 @@ class Sparsity:
         assert self.mask is not None
         triangle = torch.ones(COMPRESSED, COMPRESSED, dtype=torch.bool).triu(1)
         if not torch.equal(self.mask.reshape(COMPRESSED, COMPRESSED).bool(), triangle):
-            raise ContractError("the compressed mask is the upper triangle without diagonal, 1 = masked")
+            raise ContractError("the compressed mask must be the upper triangle without diagonal, 1 = masked")
 
     def masked(self, queries: int, keys: int, sequence: int = 0, sequences: int = 1) -> Tensor | None:
         """Masked pairs of one sequence of a packed batch: bool ``[Sq, Skv]`` or ``[*, *, Sq, Skv]``; None = no mask."""
@@ -97,7 +97,7 @@ class Sparsity:
         assert self.mask is not None
         size = tuple(self.mask.shape[-2:])
         fits = size[0] >= queries and size[1] >= keys if self.packed else size == (queries, keys)
-        require(fits, f"atten_mask {size} for {queries} queries and {keys} keys")
+        require(fits, f"the last dimensions of atten_mask are {size}, but there are {queries} queries and {keys} keys")
         mask = self.mask[..., :queries, :keys].bool()
         limited = self.before < UNLIMITED or self.after < UNLIMITED
         if self.mode == 0 and limited:
@@ -182,13 +182,18 @@ class Attention:
         sinks: Tensor | None,
     ) -> None:
         self.attributes = attributes
-        require(attributes.layout in HEADS_FIRST, f"input_layout {attributes.layout}: {', '.join(HEADS_FIRST)}")
+        require(
+            attributes.layout in HEADS_FIRST,
+            f"input_layout is {attributes.layout}, not one of {', '.join(HEADS_FIRST)}",
+        )
         require(query.dtype == key.dtype == value.dtype, "query, key and value differ in dtype")
-        require(query.dtype in (torch.float16, torch.bfloat16, torch.float32), f"dtype {query.dtype}")
+        require(query.dtype in (torch.float16, torch.bfloat16, torch.float32), f"query is {query.dtype}")
         self._drop = DropMask(drop, attributes.keep_prob)
         self.sinks = _check_sinks(sinks, attributes.heads)
         packed = attributes.layout == "TND"
-        require(packed == bool(lengths), "actual_seq_qlen and actual_seq_kvlen belong to layout TND")
+        require(
+            packed == bool(lengths), "actual_seq_qlen and actual_seq_kvlen are needed in layout TND, and only there"
+        )
         self._sparsity = Sparsity(attributes.sparse_mode, mask, attributes.pre_tokens, attributes.next_tokens, packed)
         self.kv_heads = self._kv_heads(query, key)
         pieces = self._packed_pieces(query, key, value, *lengths) if packed else [self._whole(query, key, value)]
@@ -216,7 +221,7 @@ class Attention:
             require(query.size(2) % heads == 0, f"hidden size {query.size(2)} is not a multiple of head_num {heads}")
             return int(key.size(2) // (query.size(2) // heads))
         axis = 2 if layout == "BSND" else 1
-        require(query.size(axis) == heads, f"head_num is {heads}, query has {query.size(axis)} heads")
+        require(query.size(axis) == heads, f"head_num is {heads}, but query has {query.size(axis)} heads")
         return int(key.size(axis))
 
     def _whole(self, query: Tensor, key: Tensor, value: Tensor) -> Piece:
@@ -255,24 +260,31 @@ class Attention:
     def _check_heads(self, piece: Piece) -> None:
         heads, size, value_size = piece.query.size(-3), piece.query.size(-1), piece.value.size(-1)
         kv_heads = piece.key.size(-3)
-        require(heads % kv_heads == 0 and heads <= MAX_HEADS, f"{heads} query heads for {kv_heads} key/value heads")
-        require(piece.key.size(-1) == size, f"query heads of {size}, key heads of {piece.key.size(-1)}")
         require(
-            value_size <= size <= MAX_HEAD_SIZE, f"head sizes: Dq {size} >= Dv {value_size}, at most {MAX_HEAD_SIZE}"
+            heads % kv_heads == 0 and heads <= MAX_HEADS,
+            f"{heads} query heads must be a multiple of {kv_heads} key/value heads, and at most {MAX_HEADS}",
+        )
+        require(piece.key.size(-1) == size, f"query heads have the size {size}, but key heads {piece.key.size(-1)}")
+        require(
+            value_size <= size <= MAX_HEAD_SIZE,
+            f"value heads ({value_size}) must not be larger than query heads ({size}), nor these than {MAX_HEAD_SIZE}",
         )
         require(piece.key.size(-2) == piece.value.size(-2), "keys and values differ in number")
 
 
 def _check_ends(name: str, ends: list[int], total: int) -> None:
     require(bool(ends), f"{name} is empty")
-    require(ends[0] > 0 or len(ends) == 1, f"{name} has a leading 0: it holds the sequences' ends, {ends[:3]}...")
+    require(
+        ends[0] > 0 or len(ends) == 1,
+        f"{name} has a leading 0, but must hold the ends of the sequences only: {ends[:3]}...",
+    )
     real = ends[: len(ends) - next((i for i, end in enumerate(reversed(ends)) if end), 0)]
     require(all(a <= b for a, b in pairwise(real)), f"{name} is not ascending: {ends}")
-    require(max(ends) <= total, f"{name} ends at {max(ends)}, there are {total} tokens")
+    require(max(ends) <= total, f"{name} ends at {max(ends)}, but there are {total} tokens")
 
 
 def _check_sinks(sinks: Tensor | None, heads: int) -> Tensor | None:
     if sinks is not None:
-        require(sinks.dtype == torch.float32, f"sink is {sinks.dtype}: float32")
-        require(tuple(sinks.shape) == (heads,), f"sink is {tuple(sinks.shape)}: [head_num] = ({heads},)")
+        require(sinks.dtype == torch.float32, f"sink is {sinks.dtype}, not float32")
+        require(tuple(sinks.shape) == (heads,), f"sink is {tuple(sinks.shape)}, not [head_num] = ({heads},)")
     return sinks

@@ -33,7 +33,7 @@ class DropMask:
     """
 
     def __init__(self, bits: Tensor | None, keep_prob: float) -> None:
-        require(0 < keep_prob <= 1, f"keep_prob {keep_prob}: in (0, 1]")
+        require(0 < keep_prob <= 1, f"keep_prob is {keep_prob}, not in (0, 1]")
         require(
             (bits is None or bits.numel() == 0) == (keep_prob == 1), "drop_mask and a keep_prob below 1 belong together"
         )
@@ -45,16 +45,16 @@ class DropMask:
         if self._kept is None:
             return None
         start, self._taken = self._taken, self._taken + torch.Size(shape).numel()
-        require(self._taken <= len(self._kept), f"drop_mask has {len(self._kept)} bits, {self._taken} are needed")
+        require(self._taken <= len(self._kept), f"drop_mask has {len(self._kept)} bits, but {self._taken} are needed")
         return self._kept[start : self._taken].view(shape)
 
 
 def _draw(shape: list[int], drop_prob: float, seed: int, offset: int, _dtype: torch.dtype, target: Tensor) -> None:
     """``aclnnDropoutGenMaskV2``: the same seed and offset give the same bits."""
-    require(0 <= drop_prob <= 1, f"prob {drop_prob}: in [0, 1]")
+    require(0 <= drop_prob <= 1, f"prob is {drop_prob}, not in [0, 1]")
     bits = -(-torch.Size(shape).numel() // ALIGNMENT) * ALIGNMENT
-    require(target.dtype == torch.uint8, f"out is {target.dtype}: uint8")
-    require(target.numel() == bits // 8, f"out has {target.numel()} bytes, {bits // 8} are needed")
+    require(target.dtype == torch.uint8, f"out is {target.dtype}, not uint8")
+    require(target.numel() == bits // 8, f"out has {target.numel()} bytes, but {bits // 8} are needed")
     kept = torch.rand(bits // 8, 8, generator=torch.Generator().manual_seed(host_seed(seed, offset))) >= drop_prob
     target.copy_((kept.to(torch.uint8) << _BITS).sum(-1, dtype=torch.uint8).view(target.shape))
 

@@ -72,11 +72,11 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
 
 
 def _check_rotary(x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> None:
-    require(mode in (HALF, INTERLEAVED), f"mode {mode}: 0 (half) or 1 (interleaved)")
+    require(mode in (HALF, INTERLEAVED), f"mode is {mode}, not 0 (half) or 1 (interleaved)")
     require(x.dim() == 4, f"x has {x.dim()} dimensions, not 4")
-    require(x.size(-1) % 2 == 0 and x.size(-1) <= 896, f"head size {x.size(-1)}: even, and at most 896")
+    require(x.size(-1) % 2 == 0 and x.size(-1) <= 896, f"head size is {x.size(-1)}, but must be even and at most 896")
     require(cos.shape == sin.shape, f"cos {tuple(cos.shape)} and sin {tuple(sin.shape)} differ")
-    require(cos.size(-1) == x.size(-1), f"cos has head size {cos.size(-1)}, x {x.size(-1)}")
+    require(cos.size(-1) == x.size(-1), f"cos has head size {cos.size(-1)}, but x has {x.size(-1)}")
     fits = all(small in (1, large) for small, large in zip(cos.shape, x.shape, strict=True))
     require(fits, f"cos {tuple(cos.shape)} does not broadcast to x {tuple(x.shape)}")
 
@@ -123,22 +123,24 @@ def _grouped_matmul(*arguments: Any) -> None:
         require(all(matrix.dim() == 2 for matrix in weight), "each of several weights is [K, N]")
         weight = [torch.stack(weight)]
     require(split_item in (2, 3), f"split_item {split_item} makes several outputs; 2 and 3 make one")
-    require(list_type in (SUMS, COUNTS), f"group_list_type {list_type}")
-    require(groups is not None and groups.dtype == torch.int64, "group_list is an int64 tensor")
-    require(x[0].dtype == weight[0].dtype, f"x is {x[0].dtype}, weight {weight[0].dtype}")
+    require(list_type in (SUMS, COUNTS), f"group_list_type is {list_type}, not 0 (sums) or 1 (counts)")
+    require(groups is not None and groups.dtype == torch.int64, "group_list must be an int64 tensor")
+    require(x[0].dtype == weight[0].dtype, f"x is {x[0].dtype}, but weight is {weight[0].dtype}")
     counts = groups.tolist() if list_type == COUNTS else groups.diff(prepend=groups.new_zeros(1)).tolist()
     require(min(counts) >= 0, f"group_list {groups.tolist()} is not ascending")
     compute = {ROWS: _rows, REDUCED: _reduced}.get(group_type)
-    require(compute is not None, f"group_type {group_type}: 0 (rows) and 2 (reduced dimension) are modelled")
+    require(compute is not None, f"group_type {group_type} is not modelled (0, rows, and 2, reduced dimension, are)")
     assert compute is not None
     compute(x[0].float(), weight[0].float(), counts, outputs[0])
 
 
 def _rows(x: Tensor, weight: Tensor, counts: list[int], output: Tensor) -> None:
     """``[T, K]`` by ``[G, K, N]`` -> ``[T, N]``."""
-    require(weight.dim() == 3 and len(counts) == weight.size(0), f"{len(counts)} groups, weight {tuple(weight.shape)}")
+    require(
+        weight.dim() == 3 and len(counts) == weight.size(0), f"{len(counts)} groups, but weight {tuple(weight.shape)}"
+    )
     require(x.size(-1) == weight.size(1), f"x {tuple(x.shape)} and weight {tuple(weight.shape)} do not match")
-    require(sum(counts) <= x.size(0), f"group_list asks for {sum(counts)} rows, x has {x.size(0)}")
+    require(sum(counts) <= x.size(0), f"group_list asks for {sum(counts)} rows, but x has {x.size(0)}")
     output.zero_()
     begin = 0
     for count, matrix in zip(counts, weight, strict=True):
@@ -149,7 +151,7 @@ def _rows(x: Tensor, weight: Tensor, counts: list[int], output: Tensor) -> None:
 def _reduced(x: Tensor, weight: Tensor, counts: list[int], output: Tensor) -> None:
     """``[M, T]`` by ``[T, N]`` -> ``[G, M, N]``."""
     require(x.size(1) == weight.size(0), f"x {tuple(x.shape)} and weight {tuple(weight.shape)} do not match")
-    require(sum(counts) <= x.size(1), f"group_list asks for {sum(counts)} columns, x has {x.size(1)}")
+    require(sum(counts) <= x.size(1), f"group_list asks for {sum(counts)} columns, but x has {x.size(1)}")
     begin = 0
     for index, count in enumerate(counts):
         output[index].copy_(x[:, begin : begin + count] @ weight[begin : begin + count])
@@ -173,7 +175,7 @@ def _adamw(
 ) -> None:
     """``_fused_adamw_``: AdamW (arXiv:1711.05101) with bias correction; ``step`` counts the updates before this one."""
     require(largest is None and not amsgrad, "amsgrad is not modelled")
-    require(param.shape == grad.shape == first.shape == second.shape, "shapes differ")
+    require(param.shape == grad.shape == first.shape == second.shape, "parameter, gradient and moments differ in shape")
     require(first.dtype == second.dtype == param.dtype, "parameter and moments differ in dtype")
     number = float(step) + 1.0
     gradient = -grad.float() if maximize else grad.float()

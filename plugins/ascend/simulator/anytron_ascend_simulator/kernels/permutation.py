@@ -39,15 +39,18 @@ def _permute(
     ``rows`` is P: ``num_out_tokens``, which op-plugin has made absolute (None and 0: all, negative: from the end).
     """
     require(not padded_mode, "padded_mode is not supported")
-    require(tokens.dtype in FLOATS, f"tokens are {tokens.dtype}: float16, bfloat16 or float32")
-    require(indices.dtype in (torch.int32, torch.int64), f"indices are {indices.dtype}: int32 or int64")
+    require(tokens.dtype in FLOATS, f"tokens are {tokens.dtype}, not float16, bfloat16 or float32")
+    require(indices.dtype in (torch.int32, torch.int64), f"indices are {indices.dtype}, not int32 or int64")
     require(indices.size(0) == tokens.size(0), f"indices {tuple(indices.shape)} do not match {tokens.size(0)} tokens")
     top_k = indices.size(1) if indices.dim() == 2 else 1
     _check_top_k(top_k)
     flat = indices.reshape(-1)
-    require(flat.numel() < LIMIT, f"{flat.numel()} indices: fewer than {LIMIT}")
-    require(bool(((flat >= 0) & (flat < LIMIT)).all()), f"indices are experts: at least 0 and less than {LIMIT}")
-    require(0 <= rows <= flat.numel(), f"num_out_tokens keeps {rows} rows of {flat.numel()}")
+    require(flat.numel() < LIMIT, f"there are {flat.numel()} indices, but must be fewer than {LIMIT}")
+    require(
+        bool(((flat >= 0) & (flat < LIMIT)).all()),
+        f"indices must be numbers of experts, at least 0 and less than {LIMIT}",
+    )
+    require(0 <= rows <= flat.numel(), f"num_out_tokens keeps {rows} rows, but there are {flat.numel()}")
     order = torch.argsort(flat, stable=True)
     permuted.copy_(tokens[order[:rows] // top_k])
     sorted_indices.copy_(torch.argsort(order))
@@ -58,15 +61,18 @@ def _permute_grad(
 ) -> None:
     """``[P, H]`` -> ``[N, H]``: the sum over a token's copies; dropped ones (position at least P) count zero."""
     require(not padded_mode, "padded_mode is not supported")
-    require(permuted_grad.dtype in FLOATS, f"the gradient is {permuted_grad.dtype}: float16, bfloat16 or float32")
+    require(permuted_grad.dtype in FLOATS, f"the gradient is {permuted_grad.dtype}, not float16, bfloat16 or float32")
     _check_top_k(top_k)
     require(
         sorted_indices.numel() == tokens_grad.size(0) * top_k,
-        f"{sorted_indices.numel()} sorted_indices for {tokens_grad.size(0)} tokens of {top_k} experts",
+        f"there are {sorted_indices.numel()} sorted_indices, but {tokens_grad.size(0)} tokens of {top_k} experts each",
     )
     check_permutation(sorted_indices)
     rows = permuted_grad.size(0)
-    require(rows <= sorted_indices.numel(), f"a gradient of {rows} rows, {sorted_indices.numel()} sorted_indices")
+    require(
+        rows <= sorted_indices.numel(),
+        f"the gradient has {rows} rows, but there are {sorted_indices.numel()} sorted_indices",
+    )
     kept = permuted_grad.new_zeros(sorted_indices.numel(), permuted_grad.size(1), dtype=torch.float32)
     kept[:rows] = permuted_grad
     tokens_grad.copy_(kept[sorted_indices.long()].unflatten(0, (-1, top_k)).sum(1))
@@ -104,7 +110,8 @@ def _unpermute_grad(
     top_k = _check_unpermute(tokens_grad.dtype, rows, sorted_indices, probs, padded_mode, restore_shape)
     expected = (sorted_indices.numel() // top_k, permuted_grad.size(1))
     require(
-        tuple(tokens_grad.shape) == expected, f"the gradient is {tuple(tokens_grad.shape)}, the tokens are {expected}"
+        tuple(tokens_grad.shape) == expected,
+        f"the gradient is {tuple(tokens_grad.shape)}, not {expected} like the tokens",
     )
     positions, upstream = sorted_indices.long(), tokens_grad.float()[:, None]
     weighted = upstream if probs is None else upstream * probs.float()[..., None]
@@ -126,33 +133,33 @@ def _check_unpermute(
 ) -> int:
     """Check the arguments of unpermuting and of its gradient; return K."""
     require(not padded_mode, "padded_mode is not supported")
-    require(restore_shape in (None, _NO_SHAPE), f"restore_shape {restore_shape}: only None is supported")
-    require(dtype in FLOATS, f"tokens are {dtype}: float16, bfloat16 or float32")
+    require(restore_shape in (None, _NO_SHAPE), f"restore_shape is {restore_shape}, but only None is supported")
+    require(dtype in FLOATS, f"tokens are {dtype}, not float16, bfloat16 or float32")
     check_permutation(sorted_indices)
     require(
         sorted_indices.numel() == rows,
-        f"{sorted_indices.numel()} sorted_indices for {rows} permuted tokens: as many, none may have been dropped",
+        f"there are {sorted_indices.numel()} sorted_indices, but {rows} permuted tokens: none may have been dropped",
     )
     if probs is None:
         return 1
-    require(probs.dtype in FLOATS, f"probs are {probs.dtype}: float16, bfloat16 or float32")
-    require(probs.numel() == rows, f"probs {tuple(probs.shape)} for {rows} permuted tokens")
+    require(probs.dtype in FLOATS, f"probs are {probs.dtype}, not float16, bfloat16 or float32")
+    require(probs.numel() == rows, f"probs are {tuple(probs.shape)}, but there are {rows} permuted tokens")
     _check_top_k(probs.size(1))
     return probs.size(1)
 
 
 def check_permutation(sorted_indices: Tensor) -> None:
     """Check that indices are int32 and contain every position once."""
-    require(sorted_indices.dtype == torch.int32, f"sorted_indices are {sorted_indices.dtype}: int32")
+    require(sorted_indices.dtype == torch.int32, f"sorted_indices are {sorted_indices.dtype}, not int32")
     places = torch.arange(sorted_indices.numel(), dtype=torch.int32)
     require(
         bool(torch.equal(sorted_indices.sort().values, places)),
-        f"sorted_indices are the numbers from 0 to {sorted_indices.numel() - 1}, each once",
+        f"sorted_indices must be the numbers from 0 to {sorted_indices.numel() - 1}, each once",
     )
 
 
 def _check_top_k(top_k: int) -> None:
-    require(0 < top_k <= MAX_TOP_K, f"{top_k} experts of a token: at least 1, at most {MAX_TOP_K}")
+    require(0 < top_k <= MAX_TOP_K, f"there are {top_k} experts of a token, but must be 1 to {MAX_TOP_K}")
 
 
 KERNELS: dict[str, Callable[..., None]] = {

@@ -45,7 +45,10 @@ def _permute(
     permuted.copy_(tokens[holders])
     sorted_indices.copy_(torch.argsort(holders, stable=True))
     if probs is not None:
-        require(probs.shape == routing_map.shape, f"probs {tuple(probs.shape)}, routing_map {tuple(routing_map.shape)}")
+        require(
+            probs.shape == routing_map.shape,
+            f"probs are {tuple(probs.shape)}, not {tuple(routing_map.shape)} like routing_map",
+        )
         assert permuted_probs is not None
         permuted_probs.copy_(probs.T[routed.T])
 
@@ -63,7 +66,10 @@ def _permute_grad(
 ) -> None:
     """Sum gradients over a token's copies, to ``[N, H]``; scatter gradients of probs to ``[N, E]``."""
     require(not drop_and_pad, "drop_and_pad is not modelled")
-    require(tuple(routing_map.shape) == (count, experts), f"routing_map {tuple(routing_map.shape)}: {(count, experts)}")
+    require(
+        tuple(routing_map.shape) == (count, experts),
+        f"routing_map is {tuple(routing_map.shape)}, not {(count, experts)}",
+    )
     top_k = permuted_grad.size(0) // count
     routed = _check_map(routing_map, count, top_k)
     check_permutation(sorted_indices)
@@ -87,7 +93,10 @@ def _unpermute(
 ) -> None:
     """``[N * K, H]`` -> ``[N, H]``: the sum over a token's copies, weighted by ``probs`` if given."""
     require(not drop_and_pad, "drop_and_pad is not modelled")
-    require(permuted.size(1) == restore_shape[1], f"restore_shape {restore_shape} for rows of {permuted.size(1)}")
+    require(
+        permuted.size(1) == restore_shape[1],
+        f"restore_shape is {restore_shape}, but rows have {permuted.size(1)} numbers",
+    )
     weighted = permuted.float()
     if probs is not None:
         weights = _weights(permuted.size(0), restore_shape[0], permuted.dtype, routing_map, probs)
@@ -119,7 +128,10 @@ def _unpermute_grad(
     require(not drop_and_pad, "drop_and_pad is not modelled")
     rows = permuted_grad.size(0)
     top_k = _check_positions(sorted_indices, rows, restore_shape[0])
-    require(tuple(tokens_grad.shape) == tuple(restore_shape), f"a gradient {tuple(tokens_grad.shape)}: {restore_shape}")
+    require(
+        tuple(tokens_grad.shape) == tuple(restore_shape),
+        f"the gradient is {tuple(tokens_grad.shape)}, not {restore_shape}",
+    )
     upstream = torch.empty(rows, tokens_grad.size(1))
     upstream[sorted_indices.long()] = tokens_grad.float().repeat_interleave(top_k, 0)
     if probs is None:
@@ -141,10 +153,13 @@ def _holders(routed: Tensor) -> Tensor:
 
 def _weights(rows: int, count: int, dtype: torch.dtype, routing_map: Tensor | None, probs: Tensor) -> Tensor:
     """The probabilities in the order of rows, ``[N * K]``."""
-    require(routing_map is not None, "probs belong to a routing_map")
+    require(routing_map is not None, "with probs, a routing_map is needed")
     assert routing_map is not None
     _check_dtypes(dtype, probs)
-    require(probs.shape == routing_map.shape, f"probs {tuple(probs.shape)}, routing_map {tuple(routing_map.shape)}")
+    require(
+        probs.shape == routing_map.shape,
+        f"probs are {tuple(probs.shape)}, not {tuple(routing_map.shape)} like routing_map",
+    )
     return probs.T[_check_map(routing_map, count, rows // count).T]
 
 
@@ -156,17 +171,19 @@ def _scatter(target: Tensor, routed: Tensor, values: Tensor) -> None:
 
 def _check_map(routing_map: Tensor, count: int, top_k: int) -> Tensor:
     """Check a routing map; return it as bool."""
-    require(routing_map.dtype in (torch.bool, torch.int8), f"routing_map is {routing_map.dtype}: bool or int8")
+    require(routing_map.dtype in (torch.bool, torch.int8), f"routing_map is {routing_map.dtype}, not bool or int8")
     require(
         routing_map.dim() == 2 and routing_map.size(0) == count,
-        f"routing_map {tuple(routing_map.shape)} for {count} tokens",
+        f"routing_map is {tuple(routing_map.shape)}, but there are {count} tokens",
     )
     if routing_map.dtype == torch.int8:
-        require(bool(((routing_map == 0) | (routing_map == 1)).all()), "a routing_map of int8 holds 0 and 1")
-    require(0 < top_k < MAX_TOP_K, f"num_out_tokens // tokens is {top_k}: at least 1, less than {MAX_TOP_K}")
+        require(bool(((routing_map == 0) | (routing_map == 1)).all()), "a routing_map of int8 must hold only 0 and 1")
+    require(
+        0 < top_k < MAX_TOP_K, f"num_out_tokens // tokens is {top_k}, but must be at least 1 and less than {MAX_TOP_K}"
+    )
     routed = routing_map.bool()
     ones = sorted(set(routed.sum(1).tolist()))
-    require(ones == [top_k], f"every row of routing_map has num_out_tokens // tokens = {top_k} ones, not {ones}")
+    require(ones == [top_k], f"every row of routing_map must have num_out_tokens // tokens = {top_k} ones, not {ones}")
     return routed
 
 
@@ -174,16 +191,21 @@ def _check_positions(sorted_indices: Tensor, rows: int, count: int) -> int:
     """Check ``sorted_indices``; return K."""
     require(not bool((sorted_indices == -1).any()), "-1 in sorted_indices is not modelled")
     check_permutation(sorted_indices)
-    require(sorted_indices.numel() == rows, f"{sorted_indices.numel()} sorted_indices for {rows} permuted tokens")
+    require(
+        sorted_indices.numel() == rows, f"there are {sorted_indices.numel()} sorted_indices, but {rows} permuted tokens"
+    )
     require(rows % count == 0, f"{rows} permuted tokens are not a multiple of {count} tokens")
     return rows // count
 
 
 def _check_dtypes(dtype: torch.dtype, probs: Tensor | None) -> None:
-    require(dtype in FLOATS, f"tokens are {dtype}: float16, bfloat16 or float32")
+    require(dtype in FLOATS, f"tokens are {dtype}, not float16, bfloat16 or float32")
     if probs is not None:
         allowed = (dtype, torch.float32) if dtype == torch.bfloat16 else (dtype,)
-        require(probs.dtype in allowed, f"probs are {probs.dtype}, tokens {dtype}: the same, or float32 with bfloat16")
+        require(
+            probs.dtype in allowed,
+            f"probs are {probs.dtype}, not {dtype} like the tokens (or float32 if these are bfloat16)",
+        )
 
 
 KERNELS: dict[str, Callable[..., None]] = {
