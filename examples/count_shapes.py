@@ -73,7 +73,7 @@ def picture(squares: int, generator: random.Random) -> Image.Image:
 
 
 def prompts(count: int = 10000, seed: int = 0) -> Iterator[Prompt]:
-    """Draw ``count`` pictures; how many squares each has is in its data."""
+    """Draw ``count`` pictures as prompts; the data of each have its number of squares."""
     generator = random.Random(seed)
     for index in range(count):
         squares = generator.randint(1, len(DIGITS))

@@ -1,4 +1,4 @@
-"""A trainer of one's own on Anytron's device stack: Megatron's own model, a plain loop, packed and padded alike.
+"""A custom trainer on Anytron's device stack: Megatron's own model and a plain loop, packed and padded.
 
 ``python examples/own_trainer.py [STEPS]`` trains on any platform (``ANYTRON_PLATFORM``) a small model of Megatron's own
 classes, with multi-latent attention, on packed sequences (thd) and on padded rows (bshd). The losses are the same.

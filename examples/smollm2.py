@@ -75,9 +75,9 @@ def make_model(directory: Path) -> None:
 
 
 def sums(digits: int) -> list[tuple[str, str]]:
-    """List all sums and differences of two numbers of so many digits, shuffled, with their answers.
+    """List all sums and differences of two numbers with ``digits`` digits, shuffled, with their answers.
 
-    Differences are not negative: the model never writes a minus sign at first, so it could not learn to.
+    No difference is negative: before training, the model never writes a minus sign, so it could not learn to.
     """
     numbers = range(10 ** (digits - 1) if digits > 1 else 0, 10**digits)
     pairs = list(itertools.product(numbers, numbers))

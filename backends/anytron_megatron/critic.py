@@ -136,7 +136,10 @@ class Critic:
         return values if parallel.topology().reports else None
 
     def update(self, micro_batches: Sequence[RaggedBatch], loss: LossFunction) -> Mapping[str, float] | None:
-        """Do one optimizer update (:meth:`anytron.workers.engines.training_engine.CriticEngine.update_critic`)."""
+        """Do one optimizer update, and return its metrics; None on ranks that do not report.
+
+        Implements :meth:`anytron.workers.engines.training_engine.CriticEngine.update_critic`.
+        """
         features = [] if self._experts is None else [self._experts.replay_routing()]
         metrics = self._trained.update(micro_batches, loss, *features)
         balance = {} if self._experts is None else self._experts.metrics()

@@ -63,6 +63,9 @@ class MegatronEngine:
     Implements :class:`anytron.workers.engines.training_engine.TrainingEngine`. An engine with another source of
     models is a subclass with its own :meth:`open_source`.
 
+    A reporting rank is one whose ``Topology.reports`` is True. Results are returned on these ranks; other ranks return
+    None or an empty list.
+
     Args:
         context: Configuration, device stack and rank.
     """
@@ -238,7 +241,7 @@ class MegatronEngine:
         self._the_rollout("submit").submit(requests)
 
     def poll(self, seconds: float) -> list[tuple[int, Response]]:  # noqa: ARG002 - a batch takes what it takes
-        """Generate the next batch to its end; the rank of each replica that reports returns the replica's responses."""
+        """Generate the next batch to its end; each reporting rank returns the responses of its replica."""
         return self._the_rollout("poll").poll(self._trained.updates)
 
     def abort(self, ids: Sequence[int] | None = None) -> list[tuple[int, Response]]:

@@ -41,7 +41,7 @@ class MegatronBackend:
 
     @hookimpl
     def configure(self, config: RunConfig) -> Iterable[Diagnostic]:
-        """Find settings that Megatron would refuse after minutes, or compute wrongly."""
+        """Find settings that Megatron would refuse only after minutes, or with which it would compute wrongly."""
         return run_diagnostics(config) if config.engine.name == ENGINE else ()
 
     @hookimpl

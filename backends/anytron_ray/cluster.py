@@ -148,7 +148,7 @@ class Agents:
 def place_ranks(ranks: int, resource: str | None, timeout_s: float) -> Agents:
     """Place an agent, with one device and one CPU, for each rank, on as few machines as possible.
 
-    Resources that the cluster does not have yet are waited for too: a lost machine, or its replacement, may join.
+    It also waits for resources that the cluster does not have yet: a lost machine, or its replacement, may join.
 
     Raises:
         WorkerError: Devices did not become free in time, or an agent could not be started.

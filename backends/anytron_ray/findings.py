@@ -103,7 +103,8 @@ def ahead(clock: float, asked: float, answered: float) -> float:
         answered: What the driver's clock showed when the answer had arrived.
 
     Returns:
-        Seconds by which the machine's clock is ahead at least; negative if it is behind, 0.0 if they may be equal.
+        The least number of seconds by which the machine's clock can be ahead; negative if it is behind, 0.0 if both
+            clocks may be equal.
     """
     return max(clock - answered, 0.0) + min(clock - asked, 0.0)
 

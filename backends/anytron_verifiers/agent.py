@@ -34,7 +34,7 @@ async def solve(task: AgentTask, name: str, args: Mapping[str, Any] | None = Non
     Raises:
         ConfigError: No supported verifiers is installed, or the environment cannot be loaded.
         RuntimeError: The episode ended with an error.
-        ValueError: The episode has more than one agent that is trained.
+        ValueError: The number of agents in the episode that are trained is not one.
     """
     environment = load_taskset_environment(name, args or {}, task.max_turns)
     import verifiers.v1 as vf
@@ -56,7 +56,7 @@ def _result(episode: Any) -> AgentResult:
         raise RuntimeError(f"the episode ended with an error: {found or 'it was not completed'}")
     trained = [trace for trace in episode.traces if trace.agent.trainable]
     if len(trained) != 1:
-        raise ValueError(f"the episode has {len(trained)} agents that are trained; one is supported")
+        raise ValueError(f"the episode has {len(trained)} agents that are trained, but must have exactly one")
     (trace,) = trained
     scores = {name: reward.score for name, reward in trace.rewards.items() if reward is not None}
     metrics = {name: number for name, number in trace.metrics.items() if number is not None}

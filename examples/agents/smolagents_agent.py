@@ -46,7 +46,7 @@ def price(item: str) -> float:
 
 
 def solve(task: AgentTask) -> AgentResult:
-    """Let the agent call tools until it calls ``final_answer``; the server refuses a turn that is too much."""
+    """Let the agent call tools until it calls ``final_answer``; the server refuses turns beyond the limit."""
     # tool_choice: the server cannot force a call. max_steps: at this number smolagents would ask with another prompt.
     model = Unchanged(task.model, task.base_url, task.api_key, tool_choice="auto")
     agent = ToolCallingAgent([price], model, max_steps=task.max_turns + 1, verbosity_level=LogLevel.OFF)

@@ -30,8 +30,11 @@ STARTS = {
     "backends/anytron_megatron/lora/adapters.py": "adapters are attached while the engine is built",
     "backends/anytron_megatron/lora/peft_directory.py": "the adapter is read before the first step",
     "backends/anytron_rollout/transformers_engine.py": "found while the rollout engine is built",
+    "backends/anytron_verifiers/source.py": "environments are loaded before the first step",
+    "backends/anytron_verifiers/tasksets.py": "tasksets are loaded before the first step",
     "core/anytron/task/rewards/matching.py": "right answers are looked at before the first step",
     "core/anytron/task/rewards/judge.py": "right answers are looked at before the first step",
+    "plugins/cuda/anytron_cuda/gpus.py": "GPUs are checked before a process starts",
 }
 """Files elsewhere whose errors come up before the first step, too, and why."""
 NEW_RUN = re.compile(r"\b(?:new run|start over)\b")

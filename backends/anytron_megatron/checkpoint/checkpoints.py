@@ -99,7 +99,10 @@ class Checkpoints:
             writer.run()
 
     def written_files(self, *, wait: bool) -> Mapping[str, FileRecord] | None:
-        """Return the files of the last save; implements ``CheckpointEngine.written_files``."""
+        """Return the files of the last save; None until every rank has written its files.
+
+        Implements ``CheckpointEngine.written_files``.
+        """
         if self._writing is None:
             raise EngineError(
                 "No checkpoint is being written.", where="written_files", fix="call save_checkpoint() first"

@@ -114,7 +114,7 @@ def steps_done(optimizer: MegatronOptimizer) -> int:
 
 
 def prepare_state(optimizer: MegatronOptimizer, steps: int) -> None:
-    """Give the optimizer the state that it has after ``steps`` steps, but for the moments, which the caller fills.
+    """Give the optimizer the state that it has after ``steps`` steps, except for the moments, which the caller fills.
 
     The number of steps is stored in the parameter group (Apex, Transformer Engine) or beside the moments
     (``torch.optim``).

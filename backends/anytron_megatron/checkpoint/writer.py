@@ -130,7 +130,7 @@ def _list(ranks: Sequence[dict[_Description, torch.dtype]]) -> dict[str, TensorS
 class RecordedFile:
     """Context manager of a new file that is hashed while it is written and is on disk once :meth:`finish` returns.
 
-    If writing fails, :meth:`write` only stores the error, and :meth:`check` raises it. Raised by :meth:`write`, the
+    If writing fails, :meth:`write` only stores the error, and :meth:`check` raises it. If :meth:`write` raised it, the
     error would pass through torch's archive writer, whose destructor may then end the process.
 
     Raises:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def run_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
-    """Find settings that Megatron would refuse after minutes, or compute wrongly."""
+    """Find settings that Megatron would refuse only after minutes, or with which it would compute wrongly."""
     options, policy = MegatronOptions.of(run), Subject.policy(run)
     critic, teacher = Subject.critic(run), Subject.teacher(run)
     yield from deterministic_diagnostics(run)

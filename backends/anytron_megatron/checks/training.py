@@ -68,7 +68,10 @@ def reduction_diagnostics(policy: Subject, run: RunConfig, options: MegatronOpti
 
 
 def precision_diagnostics(run: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
-    """Check FP8, FP4 and batch invariance against the platform's modules; only ranks can ask the device for formats."""
+    """Check FP8, FP4 and batch invariance against the platform's modules.
+
+    Whether the device supports the formats is checked later, in training ranks: the driver may have no device.
+    """
     transformer = MegatronOptions.of(run).transformer
     if transformer.get("batch_invariant_mode"):
         yield Diagnostic(

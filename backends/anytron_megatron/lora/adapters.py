@@ -154,7 +154,7 @@ class Adapters:
             yield
 
     def export(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the adapters under PEFT's names, on the host, on rank 0. A collective: every rank exhausts it."""
+        """Yield the adapters under PEFT's names, on the host, on rank 0. A collective: every rank must exhaust it."""
         return self._source.export_adapters(self.chunks)
 
     def save(self, directory: Path) -> None:

@@ -1,7 +1,7 @@
 """Models that mcore-bridge builds from a Hugging Face directory, and their weights in both directions.
 
-mcore-bridge patches Megatron, transformers and peft when it is imported. So it is imported by a patch that records
-these changes (:func:`anytron_megatron.patches.imports.import_bridge`), before this module is.
+mcore-bridge patches Megatron, transformers and peft when it is imported. So a patch imports it and records
+these changes (:func:`anytron_megatron.patches.imports.import_bridge`), before this module is imported.
 """
 
 from __future__ import annotations
@@ -271,10 +271,10 @@ class BridgeSource:
                 yield name.replace(_OLD_STACK, _STACK, 1) if self.traits.vision else name, tensor
 
     def close(self) -> None:
-        """Delete mcore-bridge's reference to its process group, which it would use after the group has ended.
+        """Delete mcore-bridge's reference to a process group that is about to end.
 
-        It keeps its first group over expert- and pipeline-parallel ranks for all later bridges, even with other
-        parallel sizes (``mcore_bridge/bridge/gpt_bridge.py``, ``EP_PP_GROUP``).
+        mcore-bridge keeps its first group over expert- and pipeline-parallel ranks, and would use it for all later
+        bridges, even with other parallel sizes (``mcore_bridge/bridge/gpt_bridge.py``, ``EP_PP_GROUP``).
         """
         from mcore_bridge.bridge import gpt_bridge
 

@@ -219,7 +219,10 @@ def in_one_piece(x: Tensor, cu_seqlens: Tensor, dim: int) -> list[Packed]:
 
 
 def sequences_to_heads(tensor: Tensor | Packed, seq_dim: int, head_dim: int, cp_group: ProcessGroup) -> Tensor:
-    """Stand in for ``tensor_a2a_cp2hp``: ``[S / cp, B, D]``, or packed rows -> ``[S, B, D / cp]``, in order."""
+    """Stand in for ``tensor_a2a_cp2hp``: exchange a part of the sequences with all heads for whole sequences.
+
+    Takes ``[S / cp, B, D]``, or packed rows; returns ``[S, B, D / cp]``, tokens in order, this rank's heads.
+    """
     del seq_dim, head_dim
     size = cp_group.size()
     if isinstance(tensor, Packed):
@@ -232,7 +235,10 @@ def sequences_to_heads(tensor: Tensor | Packed, seq_dim: int, head_dim: int, cp_
 
 
 def heads_to_sequences(tensor: Tensor | Packed, seq_dim: int, head_dim: int, cp_group: ProcessGroup) -> Tensor:
-    """Stand in for ``tensor_a2a_hp2cp``: ``[S, B, D / cp]``, in order -> ``[S / cp, B, D]``, or packed rows."""
+    """Stand in for ``tensor_a2a_hp2cp``: the inverse of :func:`sequences_to_heads`.
+
+    Takes ``[S, B, D / cp]``, with the tokens in order; returns ``[S / cp, B, D]``, or packed rows.
+    """
     del seq_dim, head_dim
     if isinstance(tensor, Packed):
         rows, padded = tensor.rows, tensor.cu_seqlens.long().diff()

@@ -225,8 +225,8 @@ _TRACKER_WARNING = "CPU RNG state changed within GPU RNG context"
 def drop_warning(context: PatchContext) -> Installed:
     """Drop one warning of Megatron's RNG tracker if the device draws from the host's generator.
 
-    The tracker forks the device's generator and warns if the host's state has changed meanwhile. Where both are
-    one object it always changes, and the fork restores it.
+    The tracker forks the device's generator and warns if the host's state has changed meanwhile. If both are
+    one object, the state always changes, and the fork restores it.
     """
     import torch
 

@@ -67,9 +67,9 @@ def rotate_by_kernel(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def rotate_in_layers(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``TransformerLayer._patch_apply_rotary_pos_emb``: inside it, rotate with the platform's kernel.
+    """Wrap the context manager ``TransformerLayer._patch_apply_rotary_pos_emb``: rotate with the platform's kernel.
 
-    Inside it, mcore-bridge rotates with another function, which scales by the model's ``attention_scaling`` and
+    In this context, mcore-bridge rotates with another function, which scales by the model's ``attention_scaling`` and
     takes further arguments. The kernel replaces that function if the scaling is 1 and there are no such arguments.
     """
     from megatron.core.models.common.embeddings import rope_utils

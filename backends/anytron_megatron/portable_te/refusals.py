@@ -29,7 +29,7 @@ def refuse(where: str, what: str, fix: str) -> NoReturn:
 
 
 def refuse_settings(where: str, settings: Mapping[str, Any]) -> None:
-    """Raise if any setting is neither None nor False, or is in :data:`MEANT`.
+    """Refuse settings that ask for a feature: those that are neither None nor False, or are in :data:`MEANT`.
 
     Raises:
         EngineError: At least one setting is set; the message names all of them.

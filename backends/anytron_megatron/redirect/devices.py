@@ -211,7 +211,7 @@ class MemoryCalls:
         return max(stats.reserved or 0, stats.peak_allocated or 0)
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
-        """Return (bytes not held by this process, the device's size).
+        """Return (bytes that this process does not hold, bytes of the device).
 
         Raises:
             EngineError: torch cannot tell the size.

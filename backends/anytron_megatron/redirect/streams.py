@@ -35,8 +35,8 @@ class Scheduler:
     def default_stream(self, device: Any = None) -> Stream:
         """Return the stream that is current before :meth:`set_stream` is called.
 
-        The runtime is asked at the first use only, because that initialises the device, which each rank must choose
-        first.
+        The runtime is asked at the first use, not earlier, because asking initialises the device, and each rank must
+        choose its device before.
         """
         del device
         if self._default is None:

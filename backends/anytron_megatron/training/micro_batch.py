@@ -71,7 +71,7 @@ class PreparedBatch:
         }
 
     def scope(self) -> ScopeFactory | None:
-        """Make the context of the forward pass: the platform's, the current mask, and the keys of shared prompts."""
+        """Make the context of the forward pass: the platform's scope, the current mask, the keys of shared prompts."""
         prompts = None if self.prompts is None else shared_prompts.scope_of(self.prompts)
         return scopes.combine(self.inputs.scope, scope_of(self.mask), prompts)
 

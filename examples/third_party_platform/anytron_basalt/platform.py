@@ -81,7 +81,7 @@ class BasaltPlatform(Platform):
         return [Decision("tile", str(self.options.tile), reason)]
 
     def limits(self) -> list[Limit]:
-        """The simulator has neither its own memory nor its own arithmetic; a real device does not declare this."""
+        """Return what the simulator lacks: a device's memory and arithmetic. For a real device, return no limits."""
         return [Limit(Feature.OWN_DEVICE, "the simulator computes on the host's processor")]
 
     def layout_constraints(self, request: LayoutRequest) -> LayoutConstraints:
@@ -93,7 +93,7 @@ class BasaltPlatform(Platform):
 
     @hookimpl
     def requirements(self) -> list[Requirement]:
-        """The vendor's library."""
+        """Return the vendor's library, which must be installed."""
         return [Requirement("basalt-sdk", ">=1.2,<2", "pip install 'basalt-sdk>=1.2,<2'")]
 
     @hookimpl

@@ -93,7 +93,7 @@ class AscendPlatform(Platform):
         self._adaptor = make_adaptor(options, self.engine)
 
     def decisions(self) -> list[Decision]:
-        """The choice of modules: those of the adaptor's library, or the portable ones."""
+        """Return the choice of modules, the adaptor's or the portable ones, and its reason."""
         if self.engine == MINDSPEED_LLM:
             return [Decision("modules", MINDSPEED_LLM, f"the engine {MINDSPEED_LLM} has its own modules")]
         adaptor = self._options.adaptor
@@ -102,7 +102,7 @@ class AscendPlatform(Platform):
         return [Decision("modules", modules, f"platform.options.adaptor={adaptor} {set_by}")]
 
     def limits(self) -> list[Limit]:
-        """Return the limits of the adaptor, and attention sinks if CANN lacks an operator for them."""
+        """Return what the adaptor does not support, and attention sinks if CANN lacks an operator for them."""
         missing = [name for name in _SINKS if not cann.has_operator(name)]
         reason = f"this CANN has no {missing[0]}, which came with CANN 8.5.0" if missing else ""
         own = [Limit(Feature.ATTENTION_SINKS, reason)] if missing else []
@@ -182,12 +182,12 @@ class AscendPlatform(Platform):
 
     @hookimpl
     def build_attn_mask(self, request: MaskRequest) -> AttnMask | None:
-        """Build the mask as the adaptor's kernels read it."""
+        """Build the mask as the adaptor's kernels read it; None = Anytron's default mask."""
         return self._adaptor.build_attn_mask(request)
 
     @hookimpl
     def preprocess_sequences(self, inputs: ModelInputs) -> ModelInputs | None:
-        """Add the adaptor's process-wide state to the micro-batch's scope."""
+        """Add the adaptor's process-wide state to the micro-batch's scope; None = the adaptor has none."""
         return self._adaptor.preprocess_sequences(inputs)
 
     @hookimpl

@@ -135,7 +135,7 @@ def requirements() -> Iterator[Requirement]:
 
 
 def diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
-    """Refuse a run that generates with vLLM if vllm-ascend is missing or unfit, or would compute with wrong weights."""
+    """Refuse a run that generates with vLLM if vllm-ascend is missing, unsuitable, or would use wrong weights."""
     if run.rollout.engine != "vllm":
         return
     yield from _settings(run)

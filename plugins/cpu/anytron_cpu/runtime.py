@@ -13,7 +13,7 @@ from anytron import DeviceRuntime, EngineError, MemoryStats
 
 
 class CpuRuntime(DeviceRuntime):
-    """The runtime of the CPU: one device for all processes, on which operations run in order, and none is queued."""
+    """The runtime of the CPU: one device that all processes share; an operation is done when it returns."""
 
     device_type: ClassVar[str] = "cpu"
     communication_backend: ClassVar[str] = "gloo"
@@ -81,5 +81,5 @@ class CpuRuntime(DeviceRuntime):
         return torch.default_generator
 
     def supports_dtype(self, dtype: torch.dtype) -> bool:
-        """Whether matrix products and gloo run in ``dtype``: in all but 8-bit floating-point types."""
+        """Whether matrix products and gloo support ``dtype``: they support all but 8-bit floating-point types."""
         return not (dtype.is_floating_point and dtype.itemsize < 2)

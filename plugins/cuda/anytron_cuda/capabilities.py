@@ -68,7 +68,7 @@ class Capabilities:
 
 @functools.cache
 def capabilities() -> Capabilities:
-    """Examine the current GPU, which initialises CUDA, and import the libraries. For processes that use the GPU."""
+    """Examine the current GPU, which initialises CUDA, and import the libraries; for processes that use it."""
     import torch
 
     found = {module: _imported(module) for module in DISTRIBUTIONS}

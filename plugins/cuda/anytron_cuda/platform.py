@@ -142,14 +142,14 @@ class CudaPlatform(Platform):
 
     @hookimpl
     def fused_kernel(self, name: KernelName, spec: KernelSpec) -> Callable[..., Any] | None:
-        """Return the kernel that :mod:`anytron_cuda.kernels` chooses."""
+        """Return the kernel that :mod:`anytron_cuda.kernels` chooses for this GPU; None for other devices."""
         from anytron_cuda.kernels import fused_kernel
 
         return fused_kernel(name, spec)
 
     @hookimpl
     def log_prob_kernel(self, spec: LogProbSpec) -> LogProbKernel | None:
-        """Return the kernel that :mod:`anytron_cuda.log_probs` chooses."""
+        """Return the kernel that :mod:`anytron_cuda.log_probs` chooses for this GPU; None for other devices."""
         from anytron_cuda.log_probs import log_prob_kernel
 
         return log_prob_kernel(spec)

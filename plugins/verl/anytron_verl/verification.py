@@ -163,7 +163,7 @@ def compute(path: Path, directory: Path, overrides: Sequence[str], *, alone: boo
 
 
 def main(what: str, path: str, directory: str, *overrides: str) -> None:
-    """Run one of the programs."""
+    """Run one of the three programs of this module, which ``what`` names."""
     if what == "expected":
         expected(Path(path), Path(directory), overrides)
     else:

@@ -104,7 +104,7 @@ def reduce(x: Tensor, group: ProcessGroup | None) -> Tensor:
 
 
 def gather_first(x: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Concatenate the ranks' parts along the first dimension; the gradients are added and split again."""
+    """Concatenate the ranks' parts along the first dimension; the backward pass adds and splits the gradients."""
     return _apply(_Gather, x, group)
 
 

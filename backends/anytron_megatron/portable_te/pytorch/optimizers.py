@@ -36,7 +36,9 @@ class _ZeroGrad(torch.optim.Optimizer):
             ValueError: ``set_to_none`` contradicts the constructor's ``set_grad_none``, as in Transformer Engine.
         """
         if None not in (set_to_none, self.set_grad_none) and set_to_none != self.set_grad_none:
-            raise ValueError(f"set_to_none={set_to_none} contradicts set_grad_none={self.set_grad_none}")
+            raise ValueError(
+                f"set_to_none={set_to_none} contradicts set_grad_none={self.set_grad_none} of the constructor: omit one"
+            )
         chosen = self.set_grad_none if set_to_none is None else set_to_none
         super().zero_grad(set_to_none=chosen is not False)
 
@@ -133,7 +135,7 @@ class FusedAdam(_ZeroGrad):
 
 
 class FusedSGD(_ZeroGrad, torch.optim.SGD):
-    """``torch.optim.SGD``, whose state has the same names, with Transformer Engine's arguments.
+    """``torch.optim.SGD`` with Transformer Engine's arguments; the names in its state are Transformer Engine's too.
 
     Raises:
         EngineError: A setting is not supported.

@@ -55,12 +55,12 @@ class Adaptor:
         return ()
 
     def build_attn_mask(self, request: MaskRequest) -> AttnMask | None:
-        """Build the mask, with the mode in which the kernel reads it."""
+        """Build the mask, with the mode in which the kernel reads it; None = Anytron's default mask."""
         del request
         return None
 
     def preprocess_sequences(self, inputs: ModelInputs) -> ModelInputs | None:
-        """Add process-wide state of a micro-batch to its scope."""
+        """Add process-wide state of a micro-batch to its scope; None = there is nothing to add."""
         del inputs
         return None
 

@@ -87,7 +87,7 @@ class MindSpeedLlmSource:
         return frozenset({MaskKind.NONE})
 
     def build(self, device: torch.device, check: Callable[[list[nn.Module]], object] | None = None) -> list[nn.Module]:
-        """Build this rank's pipeline stage (``model_provider`` of MindSpeed-LLM's pretrain_gpt.py), and load it."""
+        """Build this rank's pipeline stage (``model_provider`` of MindSpeed-LLM's pretrain_gpt.py), with weights."""
         arguments = self._arguments
         model: nn.Module = GPTModel(
             config=core_transformer_config_from_args(arguments),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ModelOptions(Section):
-    """How models are built, beyond what their ``config.json`` says."""
+    """Options of models, in addition to the contents of their ``config.json``."""
 
     fused_rotary_embedding: bool = True
     """Rotate with the kernel that MindSpeed compiles with CANN at the first use (``use_fused_rotary_pos_emb``)."""
@@ -28,21 +28,21 @@ class ModelOptions(Section):
 
 
 class ParallelOptions(Section):
-    """How ranks work together, beyond the sizes in ``parallel``."""
+    """Options of communication between ranks, in addition to the sizes in ``parallel``."""
 
     ascend_mc2: bool = False
     """Overlap matrix products with the communication of tensor parallelism (``use_ascend_mc2``)."""
 
 
 class OptimizerOptions(Section):
-    """The optimizer, beyond ``optimizer`` and ``engine.distributed_optimizer``."""
+    """Options of the optimizer, in addition to ``optimizer`` and ``engine.distributed_optimizer``."""
 
     adam: Literal["fused_adamw", "fused_torch_adamw"] = "fused_adamw"
     """Implementation of AdamW that MindSpeed uses (``optimizer_selection``)."""
 
 
 class RecomputeOptions(Section):
-    """Recomputation, beyond ``engine.recompute``."""
+    """Options of recomputation, in addition to ``engine.recompute``."""
 
     method: Literal["uniform", "block"] = "uniform"
     """With ``engine.recompute=full``: ``uniform`` = all layers, in groups; ``block`` = the first layers of each
@@ -54,7 +54,7 @@ class RecomputeOptions(Section):
 
 
 class MoeOptions(Section):
-    """Mixture of experts."""
+    """Options of models with a mixture of experts."""
 
     token_dispatcher: Literal["alltoall", "allgather"] = "alltoall"  # noqa: S105 - no password
     """How tokens reach experts (``moe_token_dispatcher_type``)."""

@@ -81,7 +81,7 @@ def library_directory() -> Path:
 
 
 def library_paths() -> list[Path]:
-    """The libraries, in loading order."""
+    """Return the paths of the libraries, in the order in which they are loaded."""
     return [library_directory() / f"lib{name}.so" for name in LIBRARIES]
 
 

@@ -34,7 +34,7 @@ def install(runtime: ctypes.CDLL) -> None:
 
 
 def stop_at_exit() -> None:
-    """Forget what is queued when the process ends; to be called after the import of torch_npu, which waits then."""
+    """Discard what is queued when the process ends; call it after importing torch_npu, whose exit waits for queues."""
     atexit.register(_runtime[0].anytron_simulator_stop)
 
 
@@ -51,7 +51,7 @@ def current_stream(device: torch.device) -> int:
 
 
 def enqueue(stream: int | None, work: Callable[[], object]) -> None:
-    """Queue ``work`` on a stream; None = the default stream. Who waits for the stream gets an exception of the work."""
+    """Queue ``work`` on a stream (None = the default stream); if it raises, waiting for the stream fails."""
     number = next(_numbers)
     _queued[number] = work
     _runtime[0].anytron_simulator_enqueue(stream, _callback, number)

@@ -30,7 +30,7 @@ def host_seed(seed: int, offset: int) -> int:
 
 
 def draw(generator: torch.Generator | None) -> int:
-    """Advance a device's generator; return a host generator's seed. None = the current device's."""
+    """Advance a device's generator (None = the current device's), and return the seed for a host generator."""
     if generator is None:
         npu: Any = torch.npu  # type: ignore[attr-defined]  # torch_npu adds it
         generator = npu.default_generators[npu.current_device()]

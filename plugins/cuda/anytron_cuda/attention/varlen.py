@@ -2,8 +2,9 @@
 
 Sources, in torch 2.13: torch/nn/attention/varlen.py; the operators' checks are in
 aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, GPUs and head sizes in
-aten/src/ATen/native/transformers/cuda/sdp_utils.cpp. Before 2.12 ``varlen_attn`` has neither grouped queries nor, in
-2.10, windows and a scale (docs.pytorch.org/docs/2.10/nn.attention.varlen.html, and 2.12).
+aten/src/ATen/native/transformers/cuda/sdp_utils.cpp. Before 2.12, ``varlen_attn`` has no
+grouped queries; in 2.10, it has no windows and no scale either (docs.pytorch.org/docs/2.10/nn.attention.varlen.html,
+and 2.12).
 """
 
 from __future__ import annotations

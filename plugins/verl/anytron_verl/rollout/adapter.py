@@ -53,6 +53,7 @@ class ServerAdapter(BaseRollout):  # type: ignore[misc]
         if wire_format != "named_tensors" or peft_config is not None:
             raise EngineError(
                 "verl's rollout 'transformers' accepts full weights only.",
+                where="update_weights",
                 why="it received adapters" if peft_config is not None else f"it received {wire_format}",
                 fix="set actor_rollout_ref.model.lora.merge=True and "
                 "actor_rollout_ref.rollout.checkpoint_engine.backend=naive",

@@ -163,6 +163,7 @@ class Generation:
         if left < 1:
             raise EngineError(
                 "A prompt leaves no room for a response.",
+                where="actor_rollout_ref.rollout.max_model_len",
                 why=f"it has {prompt} tokens, but prompt and response together may have {self._context_length}",
                 fix="raise actor_rollout_ref.rollout.max_model_len, or lower data.max_prompt_length",
             )

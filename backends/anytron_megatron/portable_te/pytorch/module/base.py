@@ -159,8 +159,8 @@ def tensor_parallel_size(group: ProcessGroup | None, size: int) -> int:
 
     Args:
         group: Argument ``tp_group`` of a layer.
-        size: Argument ``tp_size``. For layers with a norm, Megatron passes the size in its configuration, which a
-            group of the caller's own need not have.
+        size: Argument ``tp_size``. For layers with a norm, Megatron passes the size in its configuration, which
+            may differ from the size of the caller's group.
     """
     return size if group is None else dist.get_world_size(group)
 

@@ -1,4 +1,4 @@
-"""A norm and the linear layer after it, in one module. ``LayerNormMLP`` is only a name, which peft looks up."""
+"""A norm and the linear layer after it, in one module. ``LayerNormMLP`` exists because peft looks up the name."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class LayerNormLinear(Linear):
         """Apply the norm and the linear layer to this rank's input, ``[S, ..., in_features]``.
 
         Returns:
-            The output; followed, as a tuple, by the bias if ``return_bias`` and the norm's output if
+            The output; or a tuple of the output, the bias if ``return_bias``, and the norm's output if
             ``return_layernorm_output``.
 
         Raises:

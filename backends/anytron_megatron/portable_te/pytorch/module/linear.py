@@ -103,7 +103,7 @@ class GroupedLinear(TransformerEngineBaseModule):
     Megatron's token dispatcher communicates; the layer itself does not.
 
     Raises:
-        EngineError: The layer itself would have to be tensor-parallel, or a setting is not supported.
+        EngineError: ``parallel_mode`` asks for a split of the layer over several ranks, or a setting is not supported.
     """
 
     def __init__(

@@ -68,7 +68,7 @@ class _Norm(torch.nn.Module):
         refuse_settings(type(self).__name__, unsupported)
         size = hidden_size if normalized_shape is None else normalized_shape
         if size is None:
-            raise TypeError(f"{type(self).__name__} needs normalized_shape")
+            raise TypeError(f"{type(self).__name__} needs normalized_shape (or hidden_size, its older name)")
         self.eps = eps
         dtype = params_dtype or torch.get_default_dtype()
         self.weight = torch.nn.Parameter(torch.empty(size, dtype=dtype, device=device))

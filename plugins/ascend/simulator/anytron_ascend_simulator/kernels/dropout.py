@@ -1,8 +1,9 @@
 """Masks of dropout: drawn as bits, and read by attention.
 
-Source: documentation of ``aclnnDropoutGenMaskV2`` (CANN 8.5.0), whose bits attention takes as ``drop_mask``: 1 = kept,
-one for each entry of ``[B, N, Sq, Skv]``; in layout TND sequence after sequence, ``[N, Sq, Skv]`` each. The
-documentation does not define the order of bits in a byte; here drawing and reading use the same order.
+Source: documentation of ``aclnnDropoutGenMaskV2`` (CANN 8.5.0). Attention takes its result as ``drop_mask``, which has
+one bit for each entry of ``[B, N, Sq, Skv]``, 1 = kept; in layout TND, one for each entry of ``[N, Sq, Skv]`` of the
+first sequence, then of the second, and so on. The documentation does not define the order of bits in a byte; here
+drawing and reading use the same order.
 """
 
 from __future__ import annotations
