@@ -162,6 +162,6 @@ def checked_levels(asked: Sequence[str]) -> tuple[Level, ...]:
                 f"Level '{name}' does not exist.",
                 where="--level",
                 why=f"the levels are {', '.join(LEVELS)}",
-                fix=did_you_mean(name, LEVELS),
+                fix=did_you_mean(name, LEVELS) or "name one of these levels, or remove --level to check all",
             )
     return tuple(level for level in LEVELS if level in asked or not asked)

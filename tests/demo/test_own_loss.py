@@ -55,7 +55,7 @@ def test_one_that_raises_is_named_with_its_line(train, tmp_path):
     assert done.returncode == 1
     file = tmp_path / "mine" / "my.py"
     for line in (
-        "error: A policy's loss raised.",
+        "error: A policy's loss raised an exception.",
         f"  where: algorithm.loss: {file}:careless",
         f"  why: KeyError: 'factor' (line 9 of {file})",
         f'      File "{file}", line 9, in careless',

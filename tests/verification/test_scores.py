@@ -125,7 +125,7 @@ def test_gradients_that_are_none_are_found(model, given, value, words):
 
 
 def test_a_function_that_gives_something_else_is_told_so(given):
-    with pytest.raises(ValueError, match=r"one log-prob for each of 93 tokens, not \(6,\)"):
+    with pytest.raises(ValueError, match=r"shape \(93,\), a log-prob for each token; it is \(6,\)"):
         check_scores(lambda lengths, tokens: torch.zeros(len(lengths)), *given, dtype="float32")
 
 

@@ -321,7 +321,7 @@ def test_a_check_that_ends_a_process_does_not_take_the_others_with_it(install):
     assert with_status(results, "failed") == {"mask-conformance", "hf-gradients", "packed-equals-padded"}, results
     left_out = {"optimizer-update", "empty-shares", "recomputed-equals-kept", "parallel-equals-single", *OF_PARTS}
     assert with_status(results, "skipped") == left_out, results
-    why = "not made, because hf-gradients ended the process and the check needs the configured engine's gradients"
+    why = "this check needs the configured engine's gradients, which could not be computed in the check hf-gradients"
     assert results["optimizer-update"]["detail"] == why
     for name, method in (
         ("mask-conformance", "attention_conformance"),
@@ -339,7 +339,7 @@ def test_what_needs_values_that_nobody_can_compute_is_not_made(install):
     assert code == 1
     assert with_status(results, "passed") == {"export-equals-import"}, results
     assert with_status(results, "failed") == {"mask-conformance", "hf-logits"}, results
-    why = "not made, because hf-logits ended the process and the check needs the configured engine's log-probs"
+    why = "this check needs the configured engine's log-probs, which could not be computed in the check hf-logits"
     for name in with_status(results, "skipped") - {"recomputed-equals-kept", "parallel-equals-single", *OF_PARTS}:
         assert results[name]["detail"] == why
     for name in with_status(results, "failed"):

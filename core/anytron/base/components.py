@@ -47,8 +47,8 @@ Capability = Literal[
 (responses of a rollout engine record the experts of each token, and passes of a training engine use these experts)."""
 
 PlaceOf = Callable[[str], str | None]
-"""Function that takes an option name that is unknown at the place where it was set, and returns the key at which an
-option of this name exists; None if there is no such key."""
+"""Function that takes the name of an option that is unknown where the user set it, and returns the key at which an
+option of this name exists; None if no option has this name."""
 
 
 def nowhere(name: str) -> None:
@@ -128,15 +128,15 @@ class EngineInfo:
         return _import(self.engine)
 
     def load_platform_check(self) -> Any:
-        """Import the function that compares a run with a platform; None if there is none."""
+        """Import the function that ``platform_check`` names; None if the engine has no such function."""
         return _import(self.platform_check) if self.platform_check else None
 
     def load_memory(self) -> Any:
-        """Import the function that estimates memory; None if there is none."""
+        """Import the function that ``memory`` names; None if the engine gives no estimate."""
         return _import(self.memory) if self.memory else None
 
     def load_flops(self) -> Any:
-        """Import the function that counts operations; None if there is none."""
+        """Import the function that ``flops`` names; None if the engine does not count operations."""
         return _import(self.flops) if self.flops else None
 
 
@@ -154,12 +154,12 @@ def component_names(group: str, distribution: str | None = None) -> list[str]:
 
 
 def find_component(group: str, name: str, key: str) -> EntryPoint:
-    """Find the entry point of a name that exactly one installed distribution offers. It is not loaded.
+    """Find the entry point of a name that exactly one installed distribution offers, without loading it.
 
     Args:
         group: Entry-point group, for example ``anytron.executors``.
         name: Name in that group.
-        key: The configuration key that asks for it, for the error.
+        key: The configuration key that asks for the name, for the error.
 
     Raises:
         ConfigError: No distribution offers the name, or several do.
@@ -173,17 +173,21 @@ def find_component(group: str, name: str, key: str) -> EntryPoint:
         raise ConfigError(
             f"Several installed distributions offer {name!r}.",
             where=where,
-            why="they name different classes: " + ", ".join(sorted(found)),
-            fix="uninstall all but one of them",
+            why="; ".join(f"{place} is of {_distribution_of(found[place])}" for place in sorted(found)),
+            fix="uninstall all but one of these distributions: pip uninstall NAME",
         )
     known = component_names(group)
     raise ConfigError(
         f"No installed distribution offers {name!r}.",
         where=where,
-        why=f"installed are: {', '.join(known) or 'none'}",
+        why=f"the installed distributions offer: {', '.join(known) or 'no name of this group'}",
         fix=did_you_mean(name, known)
         or f"set {key} to an installed name, or install the distribution that offers {name!r}",
     )
+
+
+def _distribution_of(point: EntryPoint) -> str:
+    return point.dist.name if point.dist else "an unknown distribution"
 
 
 def load_component(group: str, name: str, key: str) -> Any:
@@ -200,7 +204,7 @@ def load_component(group: str, name: str, key: str) -> Any:
             f"{point.value} fails to import.",
             where=f"{key} = {name} (entry-point group {group})",
             why=f"{type(error).__name__}: {error}\n{traced(error)}",
-            fix=f"correct or reinstall the distribution that offers it: {point.dist.name if point.dist else 'unknown'}",
+            fix=f"correct or reinstall the distribution that offers it: {_distribution_of(point)}",
         ) from error
 
 
@@ -208,7 +212,7 @@ def engine_info(group: str, name: str, key: str) -> EngineInfo:
     """Load the description of an engine; the engine itself is not imported. Arguments as for :func:`find_component`.
 
     Raises:
-        ConfigError: No distribution offers it, several do, or the entry point does not name an :class:`EngineInfo`.
+        ConfigError: No distribution offers the engine, several do, or its entry point names no :class:`EngineInfo`.
     """
     info = load_component(group, name, key)
     if not isinstance(info, EngineInfo):
@@ -217,6 +221,6 @@ def engine_info(group: str, name: str, key: str) -> EngineInfo:
             f"The entry point of the engine {name!r} does not refer to an EngineInfo.",
             where=f"{key} (entry-point group {group})",
             why=f"{point.value} is a {type(info).__name__}, not an anytron.base.components.EngineInfo",
-            fix=f"correct or reinstall the distribution that offers it: {point.dist.name if point.dist else 'unknown'}",
+            fix=f"correct or reinstall the distribution that offers it: {_distribution_of(point)}",
         )
     return info

@@ -82,7 +82,7 @@ class DataError(AnytronError):
 
 @contextlib.contextmanager
 def within(part: str) -> Iterator[None]:
-    """Add the name of a part (a stage, a validation set) to configuration and data errors raised in the block."""
+    """Put the name of a part (a stage, a validation set) before the place that an error in the block names."""
     try:
         yield
     except (ConfigError, DataError) as error:

@@ -28,17 +28,26 @@ PRIVATE = 0o600
 _EXHAUSTED = {
     errno.ENOSPC: ("The disk is full.", "make room on the file system, then continue the run with resume=auto"),
     errno.EDQUOT: ("The disk quota is used up.", "delete what is not needed, then continue the run with resume=auto"),
-    errno.EFBIG: ("A file has reached the largest allowed size.", "raise the limit (ulimit -f)"),
-    errno.EMFILE: ("This process has no file descriptors left.", "raise the limit (ulimit -n 4096)"),
+    errno.EFBIG: (
+        "A file has reached the largest allowed size.",
+        "raise the limit in the shell that starts Anytron: ulimit -f unlimited",
+    ),
+    errno.EMFILE: (
+        "This process has no file descriptors left.",
+        "raise the limit in the shell that starts Anytron: ulimit -n 4096",
+    ),
     errno.ENFILE: (
         "The machine has no file descriptors left.",
-        "end programs that hold many files open, or raise the limit (sysctl fs.file-max)",
+        "end programs that hold many files open, or raise the limit as root: sysctl -w fs.file-max=NUMBER",
     ),
     errno.EIO: (
         "A disk has failed.",
         "read the kernel's log (dmesg); copy trainer.output_dir to another disk, and continue there with resume=auto",
     ),
-    errno.ESTALE: ("A file system has lost a file.", "mount it again, then continue the run with resume=auto"),
+    errno.ESTALE: (
+        "A file system has lost a file.",
+        "mount the file system again, then continue the run with resume=auto",
+    ),
 }
 _RUST = re.compile(r"\(os error (\d+)\)")
 _WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
@@ -49,6 +58,10 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
     """Write a new version of a text file: it appears as a whole when the ``with`` block ends without error.
 
     A symbolic link at ``path`` is replaced, not followed. Characters that UTF-8 cannot hold are escaped as in JSON.
+
+    Args:
+        path: The file.
+        mode: Permissions of the new version, from which the process's umask is subtracted.
     """
     part = path.with_name(f".{path.name}.part")
     part.unlink(missing_ok=True)  # of a process that was killed
@@ -107,7 +120,7 @@ def publish_directory(path: Path, write: Callable[[Path], None]) -> None:
 def discard(path: Path) -> None:
     """Delete a directory, if it exists, even while a process of an earlier start still writes into its subdirectories.
 
-    The subdirectories are renamed first, so that this process no longer finds them: a file that it added during the
+    The subdirectories are renamed first, so that the other process no longer finds them: a file that it adds during the
     deletion would make the deletion fail.
     """
     if path.is_dir() and not path.is_symlink():
@@ -233,7 +246,7 @@ def why_lost(path: Path, descriptor: int) -> str:
 
 
 def lock_owner(path: Path) -> str | None:
-    """Return which process holds a :class:`Lock`, without taking it; None if no process does or the file is missing.
+    """Return which process holds a :class:`Lock`; None if no process does, or if there is no file. Takes no lock.
 
     Raises:
         OSError: The file cannot be opened, or the file system has no locks.

@@ -63,7 +63,7 @@ class Called:
 
     @property
     def signature(self) -> str:
-        """The positional arguments in parentheses, after the name if it is a method."""
+        """The positional arguments in parentheses, after the name of the method if there is one."""
         return f"{self.method}({', '.join([*(['self'] if self.method else []), *self.takes])})"
 
     def misfit(self, function: Any, options: Iterable[str] = (), *, bound: bool = True) -> Fault | None:
@@ -103,7 +103,7 @@ class Called:
         return None
 
     def raised(self, error: BaseException, function: object) -> Fault:
-        """Return the fault of a function that raised, with the line of its file and the traceback from there on."""
+        """Return the fault of a function that raised: the exception, the line of the user's file, and the traceback."""
         line = _line(error, function)
         said = "".join(f": {text}" for text in str(error).strip().splitlines()[:1])
         headline = _writable(f"{type(error).__name__}{said}")
@@ -111,7 +111,7 @@ class Called:
             fix = "let it return instead of exiting; if it calls a program that exits, run the program with subprocess"
             return Fault(f"{self.name} tried to end its process.", f"{headline} ({line})\n{traced(error)}", fix)
         fix = self.advised(f"correct {line}")
-        return Fault(f"{self.name} raised.", f"{headline} ({line})\n{traced(error)}", fix)
+        return Fault(f"{self.name} raised an exception.", f"{headline} ({line})\n{traced(error)}", fix)
 
     def unusable(self, function: object, returned: str, what: str = "") -> Fault:
         """Return the fault of a function that returned an invalid value.
@@ -127,7 +127,7 @@ class Called:
         )
 
     def returned_async(self, function: object, found: object) -> Fault | None:
-        """Return the fault of a function that returned an awaitable, which is closed; None for any other value."""
+        """Return the fault of a function that returned an awaitable (it is closed here); None for any other value."""
         returned = f"{type(found).__name__}, which is async, and is called without await"
         return self.unusable(function, returned) if is_async(found) else None
 
@@ -141,9 +141,9 @@ class Called:
             kind: Class of the error.
 
         Raises:
-            AnytronError: The function raised this error itself; or it raised another exception, in whose place an error
-                of ``kind`` is raised. Its cause is the original, by which a worker can tell that a device ran out of
-                memory.
+            AnytronError: The function raised this error itself, or it raised another exception, which becomes an error
+                of ``kind``. The original exception is the cause of that error, so that a worker can recognise that a
+                device ran out of memory.
             OSError: The function raised an OSError that says that the machine ran out of a resource, such as disk
                 space.
         """

@@ -48,7 +48,7 @@ def collect_all() -> None:
 def no_exemptions() -> Iterator[None]:
     """Let :func:`gc.get_referrers` see what :func:`exempt_objects` has exempted.
 
-    If it has, all objects are exempt afterwards, also garbage that has not been collected.
+    If any objects were exempt, all objects are exempt after the block, also garbage that has not been collected.
     """
     made = _Exemption.made
     if made:

@@ -32,7 +32,7 @@ def find(module: str, name: str) -> object:
 
 
 def homes(path: Path) -> dict[str, tuple[str, str]]:
-    """Read from a source file where each imported name comes from: the module, and the name in it."""
+    """Return, for each name that a source file imports, the module that defines it and the name that it has there."""
     return {
         alias.asname or alias.name: (node.module, alias.name)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))

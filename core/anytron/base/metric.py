@@ -48,6 +48,6 @@ def joined(name: str, parts: Iterable[float]) -> float:
 
 
 def largest(name: str, values: Sequence[float | None]) -> dict[str, float]:
-    """Return the largest value under the metric's name; no metric if any value is unknown (None)."""
+    """Return the largest value by the metric's name; an empty dictionary if any value is unknown (None)."""
     known = [value for value in values if value is not None]
     return {name: max(known)} if len(known) == len(values) else {}

@@ -44,9 +44,10 @@ class _Numbers(Sequence[Number]):
 
 
 class Packed(_Numbers[Number]):
-    """An immutable sequence of numbers, equal to every sequence of the same numbers. Slices and sums are tuples.
+    """An immutable sequence of numbers, equal to every sequence of the same numbers.
 
-    ``json.dumps`` and the ``batch_decode`` of tokenizers refuse it: give them ``list(numbers)``.
+    Slices and concatenations are tuples. ``json.dumps`` and the ``batch_decode`` of tokenizers refuse it: give them
+    ``list(numbers)``.
 
     Args:
         code: Type of the numbers in memory: ``i`` = int32, ``b`` = bool in a byte, ``f`` = float32, to which numbers
@@ -136,7 +137,7 @@ class Runs(_Numbers[int]):
 
     @property
     def runs(self) -> list[tuple[int, int]]:
-        """Number and length of each run, in order."""
+        """The value and the length of each run of equal neighbours, in order."""
         before = (0, *self._ends)
         return [(value, end - start) for value, start, end in zip(self._values, before, self._ends, strict=False)]
 

@@ -23,8 +23,8 @@ def installable(version: str) -> str:
         version: ``anytron.__version__``.
 
     Returns:
-        ``anytron==VERSION``. No package index has the version of a commit (``0.1.dev12+g0123abcde``): then the phrase
-        ``CLONE, where CLONE is Anytron's sources at commit ...``.
+        ``anytron==VERSION``. For the version of a commit (``0.1.dev12+g0123abcde``), which no package index has, the
+        phrase ``CLONE, where CLONE is Anytron's sources at commit ...``.
     """
     if ".dev" not in version:
         return f"anytron=={version}"

@@ -23,7 +23,8 @@ NEW_TOKENS = 256
 """Longest answer, in tokens, if no run sets ``rollout.max_new_tokens``."""
 OF_ANSWERS = ("rollout.", "platform.", "executor.", "data.chat_template_kwargs", "model.dtype", "model.tokenizer")
 OF_EXPORT = ("model.", "engine.", "platform.", "executor.")
-"""Beginnings of the keys that the user may set: for the answers, and to write the model of a checkpoint."""
+"""Beginnings of the keys that the user may set: :data:`OF_ANSWERS` change how the model answers, :data:`OF_EXPORT` how
+the model of a checkpoint is written."""
 CONCERNED = ("rollout", "platform", "executor", "model.dtype", "model.tokenizer", "trainer.output_dir")
 """Keys whose diagnostics concern the answers; others are about training."""
 ENGINE = "transformers"
@@ -31,7 +32,7 @@ ENGINE = "transformers"
 
 
 def said_once(tell: Callable[[str], None]) -> Callable[[str], None]:
-    """Return a function that passes on each line the first time: several configurations are opened."""
+    """Return a function that passes each line to ``tell`` once: opening several configurations repeats lines."""
     said: set[str] = set()
 
     def tell_once(line: str) -> None:
@@ -59,7 +60,7 @@ def check_keys(overrides: Sequence[str], command: str) -> None:
                 f"{command} does not use this key.",
                 where=one,
                 why=f"only keys of these sections can have an effect: {sections}",
-                fix="remove it; options of the command begin with --, for example --max-new-tokens",
+                fix="remove this key; options of the command begin with --, for example --max-new-tokens",
             )
 
 
@@ -69,12 +70,12 @@ def chosen(overrides: Sequence[str], beginnings: tuple[str, ...]) -> list[str]:
 
 
 def longest_answer(found: FoundModel, directory: Path, asked: int | None) -> int:
-    """Choose the longest answer, so that the model's context has room for a prompt before it.
+    """Choose the largest number of tokens of an answer, such that the model's context has room for a prompt too.
 
     Args:
         found: The model.
         directory: The model directory.
-        asked: The user's choice; None = that of the run, or :data:`NEW_TOKENS`.
+        asked: The user's choice; None = ``rollout.max_new_tokens`` of the run, or :data:`NEW_TOKENS` without a run.
 
     Raises:
         ConfigError: There would be no room for a prompt.
@@ -157,13 +158,13 @@ def open_answering(file: Path, overrides: Sequence[str], command: str) -> OpenRu
 
 
 def remarks(run: RunConfig | None, directory: Path, opened: OpenRun, command: str) -> Iterator[str]:
-    """Yield the lines of the opened configuration, and the ways in which answers differ from the run's rollouts."""
+    """Yield lines for the user: platform and warnings, and how the answers differ from the rollouts of the run."""
     yield from opened.lines
     engine = opened.config.rollout.engine
     if run is not None and not run.supervised and run.rollout.engine != engine:
         yield f"answers come from the rollout engine {engine}; the run uses {run.rollout.engine}"
     if run is not None and run.model.lora is not None and run.model.lora.path is not None:
-        yield "the model at the start is shown without the adapters of model.lora.path"
+        yield "the run began with the adapters of model.lora.path; its initial model answers without them"
     if run is not None and run.environment is not None:
         yield f"{command} does not use the environment of the run"
     if takes_images(directory):

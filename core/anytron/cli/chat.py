@@ -188,7 +188,7 @@ def _numbered(lines: Sequence[bytes], before: int) -> Iterator[dict[int, str]]:
         try:
             text = line.decode("utf-8").removesuffix("\r")
         except UnicodeDecodeError as error:
-            fix = "convert the file: iconv -f ENCODING -t utf-8"
+            fix = "convert the prompts: iconv -f ENCODING -t utf-8 FILE | anytron chat PATH"
             raise DataError(
                 "A prompt is not valid UTF-8.", where=f"line {number} of standard input", why=str(error), fix=fix
             ) from error

@@ -163,7 +163,7 @@ def _model_of_run(run: Path) -> FoundModel:
         where=str(run),
         why=f"there is neither {EXPORTED}/, which is written after the last step, nor a complete checkpoint",
         fix="wait for the run's first checkpoint (checkpoint.every_steps, checkpoint.every_minutes); if the run has "
-        "ended, start it again with checkpoint.keep=1",
+        "ended, start it again with checkpoint.keep=1: the state is then saved after its last step",
     )
 
 
@@ -232,7 +232,7 @@ def check_tokenizer(directory: Path, overrides: Sequence[str], command: str = "a
         command: The command that an error tells the user to type.
 
     Raises:
-        ConfigError: There is none; transformers would make an empty tokenizer.
+        ConfigError: The directory has no tokenizer and the user has set none: transformers would make an empty one.
     """
     if not any(directory.glob("tokenizer*")) and not any(one.startswith("model.tokenizer=") for one in overrides):
         raise ConfigError(

@@ -68,7 +68,7 @@ def conformance(
     """Check, on its device, that a platform keeps every rule of Anytron's platform contract.
 
     No configuration is needed. A failure names the rule, shows the smallest case that fails and how far off it is,
-    and says where the rule is explained. Rules for features that the platform declares to lack, and rules that this
+    and says where the rule is explained. Rules for features that the platform says it lacks, and rules that this
     machine cannot check, are skipped and counted. The exit status is 1 if a rule is broken. Ctrl-C ends all processes
     and shows what was checked.
 

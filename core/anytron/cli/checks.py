@@ -146,7 +146,7 @@ def run_doctor(path: Path | None, overrides: Sequence[str], *, as_json: bool) ->
 
 
 def run_verification(path: Path, overrides: Sequence[str], *, as_json: bool) -> bool:
-    """Make all checks and print their results.
+    """Make all checks of ``anytron verify`` for a run, and print their results.
 
     Nothing is written into ``trainer.output_dir``: the files of the checks, mainly logs of worker processes, lie in a
     temporary directory; the logs are kept if a check fails.
@@ -180,7 +180,7 @@ def run_verification_of(framework: str, path: Path, overrides: Sequence[str], *,
     """Check the engine of another framework, configured by that framework's own file, and print the results.
 
     Args:
-        framework: Name of its entry point in :data:`~anytron.base.components.VERIFICATIONS`.
+        framework: Name of the framework, as an entry point in :data:`~anytron.base.components.VERIFICATIONS`.
         path: The framework's configuration file.
         overrides: Overrides of that configuration, in the framework's syntax.
         as_json: Print JSON.

@@ -46,9 +46,9 @@ def show(
     """Show the tokens of the first prompts that a run would draw, decoded, with their lengths.
 
     All prompts are read, tokenised and filtered as the run would; for each source a line has the number of prompts,
-    the number left out, and the lengths of prompts. If a chat template reads the clock, the output names it and
-    the time that it shows; with resume=auto, that is the time at which the run in trainer.output_dir began. Bars
-    separate tokens. With algorithm.name=sft, whole examples are shown, each with its learned part below it. No
+    the number left out, and the lengths of prompts. If the chat template reads the clock, the output says so and
+    names the time that prompts show; with resume=auto, that is the time at which the run in trainer.output_dir began.
+    Bars separate tokens. With algorithm.name=sft, whole examples are shown, each with its learned part below it. No
     model is built; no platform is needed.
 
     Example: anytron data show examples/grpo_sort.yaml data.shuffle=false
@@ -74,8 +74,8 @@ def show(
     if prepared.beginning.reads_the_clock:
         said = "".join(f": {form} is {text}" for form, text in prepared.beginning.shown.items())
         typer.echo(
-            f"\nThe chat template reads the clock (strftime_now){one_line(said)}. It shows the moment in which "
-            f"{clock['of']} began, {clock['moment']}. A run shows its first moment to its end, also after resume=auto."
+            f"\nThe chat template reads the clock (strftime_now){one_line(said)}. Prompts show the time at which "
+            f"{clock['of']} began, {clock['moment']}. All prompts of a run show the same time, also after resume=auto."
         )
     for prompt in prompts:
         images = f", {prompt['images']} image{'s' * (prompt['images'] != 1)}" if prompt["images"] else ""

@@ -40,7 +40,7 @@ def run_check(path: Path, overrides: Sequence[str], *, as_json: bool) -> bool:
 
     Raises:
         ConfigError: The configuration is not valid.
-        DataError: Prompts cannot be read, or rewards refuse them.
+        DataError: Prompts cannot be read, or ``right_answer`` of a reward class fails.
     """
     found: dict[str, Rehearsal] = {}
     for stage, (config, _) in read_stages(path, overrides).items():

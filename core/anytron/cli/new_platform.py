@@ -28,7 +28,7 @@ _PLACEHOLDER = "acme"
 
 @dataclass(frozen=True)
 class Names:
-    """The names of a new platform: as users, ``pip install`` and ``import`` write it.
+    """The names of a new platform, as users, ``pip install`` and ``import`` write them.
 
     Attributes:
         platform: What users write in ``platform.name``: lower-case words with hyphens.

@@ -70,7 +70,7 @@ class Expendable:
     """A text stream that ignores all further text once a write has failed: its reader is gone, or its disk is full.
 
     Args:
-        stream: The stream; None (in Python, a stream that was closed at the start) = all text is ignored.
+        stream: The stream; None = all text is ignored (``sys.stdout`` is None if it was closed when Python started).
     """
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -94,7 +94,7 @@ class Expendable:
                 self._give_up(error)
 
     def isatty(self) -> bool:
-        """Whether it is a terminal."""
+        """Whether the stream is a terminal."""
         return self._stream is not None and self._stream.isatty()
 
     def __getattr__(self, name: str) -> Any:

@@ -47,7 +47,11 @@ def run_plan(path: Path, overrides: Sequence[str], *, memory: str | None, as_jso
     """
     subject = look(path, overrides)
     if subject.run is None:
-        raise subject.misread or ConfigError("The configuration could not be read.", where=str(path))
+        raise subject.misread or ConfigError(
+            "The configuration could not be read.",
+            where=str(path),
+            fix="run anytron config show CONFIG, which says why",
+        )
     device, unknown = _device(subject, memory)
     prompts, unread = _mean_prompt(subject.run)
     run, other_engine = as_installed(subject.run)
@@ -82,7 +86,7 @@ def parse_size(text: str) -> int:
         raise ConfigError(
             "This is not a valid memory size.",
             where="--memory",
-            why=f"'{text}' is not a number above 0, alone (GiB) or with a unit: M, G or T",
+            why=f"'{text}' is not a number above 0 with a unit (M, G or T); a number without a unit is in GiB",
             fix="write, for example, 80GiB",
         )
     return int(float(match[1]) * 2 ** _UNITS[match[2].lower()])
@@ -109,7 +113,7 @@ def _other_platform(subject: Subject) -> str:
     if subject.session is not None:
         return ""
     why = subject.broken.what if isinstance(subject.broken, AnytronError) else repr(subject.broken)
-    return f"the platform is not usable here, and its devices are taken to be accelerators: {why}"
+    return f"the platform cannot be used here, so the plan assumes accelerators with memory that is theirs alone: {why}"
 
 
 def _as_json(plan: Plan, assumed: Sequence[str], alone: Sequence[Remedy], together: Remedy | None) -> dict[str, Any]:

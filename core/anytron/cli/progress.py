@@ -108,7 +108,7 @@ def _started(devices: Sequence[str], kernels: Mapping[str, str], done: int) -> s
 
 
 def make_progress(console: Console, *, shown: bool) -> Progress:
-    """Choose how to show a run; without ``tracking.progress``, show only its warnings."""
+    """Choose how to show a run: if ``shown`` is False (``tracking.progress``), only its warnings are shown."""
     if not shown:
         return WarningsOnly(console)
     return BarProgress(console) if console.is_terminal else PlainProgress(console)

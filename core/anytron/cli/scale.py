@@ -30,28 +30,29 @@ def ask_for_replicas(path: Path, count: int) -> str:
         What the run will do, in a sentence.
 
     Raises:
-        ConfigError: The directory is no run's, the run does not go on, or it has no replicas, or no work for so many.
+        ConfigError: ``path`` is not the directory of a run, the run has ended, it has no rollout replicas, or it has no
+            work for so many.
     """
     run = Run(path)
     if run.record is None or run.state not in (State.GOING, State.UNKNOWN):
         raise ConfigError(
-            "Only a run that goes on can get other replicas.",
+            "The number of replicas can be changed only while a run goes on.",
             where=str(run.path),
             why="its run.json cannot be read" if run.record is None else f"the run is {run.state.value}",
-            fix=f"continue it with the other number: anytron train CONFIG resume=auto rollout.replicas={count}",
+            fix=f"continue the run with the new number: anytron train CONFIG resume=auto rollout.replicas={count}",
         )
     try:
         config = RunConfig.model_validate(run.record.config)
     except ValidationError as error:
         raise ConfigError(
-            "The configuration of the run is not one of this version of Anytron.",
+            "This version of Anytron cannot read the configuration of the run.",
             where=str(run.path / RECORD),
             why="; ".join(f"{'.'.join(map(str, part['loc']))}: {part['msg']}" for part in error.errors()),
-            fix="run the command with the Anytron that trains",
+            fix="run anytron scale with the version of Anytron that trains the run",
         ) from error
     if config.supervised or generates_in_training(config):
         raise ConfigError(
-            "This run has no replicas.",
+            "This run has no rollout replicas.",
             where=str(run.path),
             why="it generates no responses" if config.supervised else "its training ranks generate the responses",
             fix="choose a run with rollout processes: rollout.engine=transformers or vllm",
@@ -66,4 +67,4 @@ def ask_for_replicas(path: Path, count: int) -> str:
             why=str(error),
             fix="run the command as the user to whom the run belongs",
         ) from error
-    return f"{run.path} takes {count} replica{'' if count == 1 else 's'} before its next step"
+    return f"the run in {run.path} changes to {count} replica{'' if count == 1 else 's'} before its next step"

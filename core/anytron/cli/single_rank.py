@@ -137,7 +137,7 @@ def checkpoint_config(checkpoint: Checkpoint) -> RunConfig:
             "The configuration in the checkpoint cannot be used.",
             where=str(checkpoint.path),
             why=str(error),
-            fix="use the version of Anytron that wrote it",
+            fix="use the version of Anytron that wrote the checkpoint",
         ) from error
 
 
@@ -149,6 +149,7 @@ def _refuse_code(config: RunConfig, overrides: Sequence[str], command: str) -> N
             raise ConfigError(
                 "Anytron does not run a function that only a checkpoint names.",
                 where=f"{key} = {reference}",
+                why="the function is code that the author of the checkpoint has chosen",
                 fix=f"if you trust the function, set it yourself: {command} {key}={reference}",
             )
 

@@ -150,7 +150,7 @@ def session_answer(
 
     Args:
         name: Name of the session.
-        counts: How often what happened.
+        counts: Number of requests by outcome (:attr:`Session.counts`).
         turns: The recorded turns; a turn stands after the one that it continues.
         reward: The session's reward; None = none was sent.
     """

@@ -47,7 +47,7 @@ class Routes:
         keys: Keys and sessions.
 
     Attributes:
-        counts: How often what happened: ``answered``, ``aborted`` (the client left), and refusals by their codes.
+        counts: Number of requests by outcome: ``answered``, ``aborted`` (the client left), or the code of the refusal.
     """
 
     def __init__(self, service: Service, keys: Keyring) -> None:
@@ -126,8 +126,8 @@ class Routes:
     async def _reward(self, request: Request, session: Session | None) -> Response:
         body = read(await self._body(request), RewardBody)
         if session is None:
-            why = "the server's key names none; use the session's key"
-            raise Refusal(400, "no_session", f"A reward belongs to a session: {why}.")
+            why = "the server's key belongs to none; send the request with the session's key"
+            raise Refusal(400, "no_session", f"A reward belongs to a session, and {why}.")
         session.reward = Reward(body.reward, body.metrics)
         return JSONResponse({"id": session.id})
 

@@ -34,7 +34,7 @@ class Pool(Protocol):
         """
 
     def poll(self, seconds: float) -> list[tuple[int, Response]]:
-        """Work for about the given time."""
+        """Generate for about ``seconds``; return number and response of requests asked without ``answered``."""
 
     def cancel(self, numbers: Collection[int]) -> None:
         """Give requests up: they are never returned."""
@@ -109,7 +109,7 @@ class Desk:
             pool.poll(seconds)
 
     def visit(self, pool: Pool) -> None:
-        """Pass the questions that have arrived to a pool that works already, and give up what clients gave up."""
+        """Pass the questions that have arrived to a pool that is at work, and cancel requests that clients gave up."""
         self._pass(pool, self._take(0.0))
 
     def _pass(self, pool: Pool, arrived: Sequence[tuple[_Ticket, bool]]) -> None:

@@ -35,11 +35,11 @@ class Endpoint:
         limits: Limits of the server; None = the default.
 
     Attributes:
-        model: The argument.
-        desk: Passes requests to the pool; it is the pool's guest, or the main thread lets it work.
+        model: The model that answers.
+        desk: Passes requests to the pool: the pool calls it (``RolloutPool.guests``), or the main thread does.
         url: Address for clients.
         is_loopback: Whether only programs on this machine reach the address.
-        counts: How often what happened: requests that were answered, and refusals by their codes.
+        counts: Number of requests by outcome: ``answered``, ``aborted`` (the client left), or the code of the refusal.
     """
 
     def __init__(

@@ -54,14 +54,15 @@ def check_key(key: str, where: str) -> str:
     """Check a key that the user has chosen.
 
     Raises:
-        ConfigError: It is too short, or has a character that HTTP headers cannot have. The error does not show it.
+        ConfigError: The key is too short, or has a character that HTTP headers cannot have. The error does not show the
+            key.
     """
     if not _KEY.fullmatch(key):
         raise ConfigError(
             "The server's key cannot be used.",
             where=where,
             why=f"a key has {SHORTEST} to 512 visible ASCII characters and no spaces",
-            fix="make one: python -c 'import secrets; print(secrets.token_urlsafe(32))'",
+            fix="make a key: python -c 'import secrets; print(secrets.token_urlsafe(32))'",
         )
     return key
 
@@ -93,10 +94,10 @@ def read_key(path: Path) -> str:
     mode = status.st_mode
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(
-            "The file with the server's key can be used by others.",
+            "Other users have permissions on the file with the server's key.",
             where=str(path),
             why=f"its permissions are {stat.S_IMODE(mode):03o}",
-            fix=f"make it private: chmod 600 {file}; and write a new key into it",
+            fix=f"make the file private, with a new key: chmod 600 {file} && openssl rand -hex 32 > {file}",
         )
     return check_key(key, str(path))
 
@@ -183,7 +184,7 @@ class Keyring:
             Refusal: The name cannot be used, or there are too many sessions.
         """
         if not _NAME.fullmatch(name):
-            why = "it has 1 to 128 letters, digits and the characters _ . : -"
+            why = "a name has 1 to 128 characters: letters, digits and _ . : -"
             raise Refusal(400, "invalid_session", f"The name of the session cannot be used: {why}.", "X-Session-ID")
         if name not in self._sessions:
             if len(self._sessions) >= self._limits.sessions:
@@ -193,7 +194,7 @@ class Keyring:
         return self._sessions[name]
 
     def visible(self, name: str, session: Session | None) -> Session:
-        """Return the session of a name, for whoever may read it.
+        """Return the session of a name, if the sender of the request may read it.
 
         Raises:
             Refusal: There is no such session, or the request came with the key of another one.

@@ -7,7 +7,7 @@ from typing import Any
 FINAL = frozenset(
     {"history_not_recorded", "template_rerenders", "too_many_sessions", "too_many_tokens", "not_finite", "not_streamed"}
 )
-"""Codes of requests that fail again if they are repeated, though clients repeat requests with their statuses."""
+"""Codes of requests that would fail again, although their HTTP statuses make clients repeat them."""
 
 
 class Refusal(Exception):  # noqa: N818 - the answer of a server that works

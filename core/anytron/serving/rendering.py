@@ -24,7 +24,7 @@ TURN = "anytron stands for a turn"
 
 
 class Renderer:
-    """Renders and tokenises requests. The constructor starts the confined process, and :meth:`close` ends it.
+    """Renders and tokenises requests in a confined process, which the constructor starts and :meth:`close` ends.
 
     Args:
         tokenizer: A Hugging Face tokenizer.
@@ -60,16 +60,16 @@ class Renderer:
         return await self._tokens(("prompt", conversation))
 
     async def continuation(self, conversation: Conversation, covered: int, last: int | None) -> tuple[int, ...]:
-        """Tokenise what follows a turn of the model, by itself, up to the beginning of the assistant's answer.
+        """Tokenise only what follows a turn of the model, up to the beginning of the assistant's next answer.
 
         Args:
             conversation: The whole conversation.
-            covered: Number of messages up to and with the turn.
+            covered: Number of messages up to and including the turn.
             last: End token with which the turn ended: if the template writes it there, it is not repeated. None = the
                 turn ended without one.
 
         Raises:
-            Refusal: The template renders the messages before in another way because of those that follow.
+            Refusal: Because of the later messages, the template renders the earlier ones in another way than before.
         """
         return await self._tokens(("continuation", conversation, covered, last))
 
@@ -147,7 +147,7 @@ def continuation_tokens(
     """Tokenise what follows a turn of the model; arguments as in :meth:`Renderer.continuation`.
 
     Returns:
-        The tokens; or, if the template renders what came before in another way, what it does.
+        The tokens; or, if the template now renders the earlier messages in another way, a text that says how.
     """
     render = _renderer(tokenizer, template, conversation)
     messages = [rendered(message) for message in conversation.messages]

@@ -114,7 +114,7 @@ class CompletionBody(Common):
 
 
 class TokenSampling(_Body):
-    """Sampling parameters of the route of token ids, under vLLM's names."""
+    """Sampling parameters of ``POST /inference/v1/generate``, under vLLM's names."""
 
     temperature: Temperature | None = None
     top_p: float | None = Field(None, gt=0, le=1)
@@ -156,7 +156,7 @@ def read(body: bytes, kind: type[Model]) -> Model:
     """Read the body of a request.
 
     Raises:
-        Refusal: It is not a JSON object, has a field that the server does not know, or a value that is not allowed.
+        Refusal: The body is not a JSON object, or has a field that the server does not know or a value that it forbids.
     """
     try:
         return kind.model_validate(parse_object(body))
@@ -175,7 +175,7 @@ def template_arguments(body: ChatBody) -> dict[str, Any]:
     """Return further arguments of the chat template.
 
     Raises:
-        Refusal: A name is an argument of the function that applies the template.
+        Refusal: The request sets an argument that the server itself sets.
     """
     from transformers import PreTrainedTokenizerBase
 
@@ -228,7 +228,7 @@ def sampling_of(
 
 
 def check_terms(body: Common | TokenSampling, asked: SamplingParams, run: SamplingParams) -> SamplingParams:
-    """Check that a request samples as the run does that trains on its answer.
+    """Check that a request asks for the sampling of the run that trains on its answer.
 
     Args:
         body: The request.
@@ -236,7 +236,7 @@ def check_terms(body: Common | TokenSampling, asked: SamplingParams, run: Sampli
         run: The run's sampling parameters.
 
     Returns:
-        The sampling parameters, with at least the run's shortest answer.
+        The sampling parameters; an answer has at least as many tokens as the run requires (``min_new_tokens``).
 
     Raises:
         Refusal: The answer would be sampled in another way.
@@ -252,10 +252,10 @@ def check_terms(body: Common | TokenSampling, asked: SamplingParams, run: Sampli
 
 
 def check_engine(asked: SamplingParams, run: SamplingParams) -> None:
-    """Check that the engine of a run can answer a request beside the run's own.
+    """Check that the engine of a run can answer a request together with the run's requests.
 
     Raises:
-        Refusal: The request has another temperature.
+        Refusal: The request has another temperature, and an engine samples at one temperature at a time.
     """
     if asked.temperature != run.temperature:
         why = f"this model is being trained at temperature {run.temperature:g}, and its engine has one at a time"

@@ -30,7 +30,7 @@ ENDING_S = 5
 """Seconds in which answers may be sent when the server ends."""
 BACKLOG = 512
 ANSWER_S = 60.0
-"""Seconds in which the server's thread must come to a call of another thread."""
+"""Seconds within which the server's thread must run a function that another thread passes to :meth:`Server.call`."""
 Found = TypeVar("Found")
 
 
@@ -73,7 +73,7 @@ def is_loopback(bound: socket.socket) -> bool:
 
 
 def url_of(bound: socket.socket) -> str:
-    """Return the address for clients."""
+    """Return the URL that clients use."""
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
 
@@ -113,7 +113,7 @@ class Server:
         """Check that the server answers.
 
         Raises:
-            WorkerError: Its thread has ended.
+            WorkerError: The server's thread has ended.
         """
         if not self._thread.is_alive():
             raise WorkerError(
@@ -149,8 +149,8 @@ class Server:
         except futures.TimeoutError as error:
             found.cancel()
             self.check()
-            why = f"its thread did not come to a call within {ANSWER_S:g} s"
-            fix = "lower the number of clients, or report this as a bug of Anytron"
+            why = f"its thread did not run a function of the main thread within {ANSWER_S:g} s"
+            fix = "let fewer clients ask at the same time, or report this as a bug of Anytron"
             raise WorkerError("The server does not answer.", where=self._url, why=why, fix=fix) from error
 
     def stop(self) -> None:

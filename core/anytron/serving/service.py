@@ -78,7 +78,7 @@ class Asked:
         sampling: Sampling parameters.
         seed: Seed of the first answer.
         conversation: The messages; None on a route of token ids or text.
-        examples: Number of the assistant's messages that the session accepts though no engine wrote them for it.
+        examples: Number of assistant messages that the session accepts as examples, which no engine wrote.
     """
 
     session: Session | None
@@ -136,7 +136,7 @@ class Service:
         """Check and tokenise a request to continue a text or token ids.
 
         Raises:
-            Refusal: The request cannot be answered, or it has a text, and a session is to record the answer.
+            Refusal: The request cannot be answered, or its prompt is a text although a session records the answer.
         """
         self._check(body)
         if isinstance(body.prompt, str):
@@ -196,7 +196,7 @@ class Service:
             tools: Whether tool calls are looked for.
 
         Yields:
-            New text, the response's new tokens, and at the end the whole answer. No text ends within a character.
+            New text, the response's new tokens, and at the end the whole answer. No text ends inside a character.
 
         Raises:
             Refusal: The model's outputs are not finite, or the server ends.

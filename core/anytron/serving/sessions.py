@@ -116,9 +116,9 @@ class Session:
         id: Name of the session.
         terms: What a run requires of the session; None = no run trains on it.
         turns: All recorded turns, in order of their answers.
-        counts: How often what happened: ``answered``; requests that were refused, by the code of the refusal.
+        counts: Number of requests by outcome: ``answered``, ``aborted`` (the client left), or the code of the refusal.
         size: Number of recorded tokens.
-        reward: The last reward that the client has sent; None = none.
+        reward: The last reward that the client has sent; None = it has sent no reward.
         ended: Whether nothing more may be recorded.
     """
 
@@ -144,8 +144,8 @@ class Session:
 
         Raises:
             Refusal: The request has an assistant's message that this session has not recorded at this place. The only
-                others are examples: they stand before the first turn of the model, in the session's first request and
-                unchanged in later ones.
+                exceptions are examples, which stand before the first turn of the model, in the session's first request
+                and unchanged in later ones.
         """
         places = conversation.assistants()
         for place in reversed(places):
@@ -159,7 +159,7 @@ class Session:
         return None, 0
 
     def find_tokens(self, tokens: Sequence[int]) -> tuple[Turn | None, int]:
-        """Find the recorded turn whose conversation is the longest beginning of the tokens.
+        """Find the recorded turn whose conversation is the longest prefix of the tokens.
 
         Returns:
             The turn, and the number of tokens that it covers; (None, 0) = the tokens begin a conversation, and none of
@@ -175,9 +175,10 @@ class Session:
         return found
 
     def seed_after(self, turn: Turn | None) -> int | None:
-        """Return the seed of the next answer after a turn (None = to a first request); None without terms.
+        """Return the seed of the next answer after ``turn``; None if no run trains on the session.
 
-        The first answer at each place has the seed that an environment's turn there has.
+        ``turn`` None = the answer begins a conversation. The first answer after a turn has the seed that the turn of an
+        environment would have there; further answers after the same turn have other seeds.
         """
         if self.terms is None:
             return None
@@ -188,10 +189,10 @@ class Session:
 
     @contextlib.contextmanager
     def answering(self, count: int) -> Iterator[None]:
-        """Take the place of some answers while they are generated.
+        """Count ``count`` answers against the session's limit inside the ``with`` block, in which they are generated.
 
         Raises:
-            Refusal: They are more than the session's terms allow.
+            Refusal: The session would have more answers than its terms allow.
         """
         if self.terms is not None and len(self.turns) + self._expected + count > self.terms.max_turns:
             why = f"environment.max_turns allows {self.terms.max_turns} answers in a session"

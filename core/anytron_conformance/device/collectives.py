@@ -150,7 +150,8 @@ def compare_collective(member: Member, name: str, dtype_name: str) -> None:
         raise
     expected = define(member.rank).to(dtype)
     if found.device.type != member.subject.runtime.device_type:
-        raise Broken("The result is on another device.", f"{found.device}")
+        device_type = member.subject.runtime.device_type
+        raise Broken("The result is on another device.", f"it is on {found.device}, expected {device_type}")
     if found.dtype != dtype or not torch.equal(found.cpu(), expected):
         raise Broken(
             f"The result of '{name}' is wrong.", f"{found.tolist()} in {found.dtype}, expected {expected.tolist()}"

@@ -168,7 +168,7 @@ def streams_order_work(subject: Subject, case: Case) -> None:
     del case
     stream, current = subject.runtime.new_stream(), subject.runtime.current_stream()
     if (stream is None) != (current is None):
-        raise Broken("One of new_stream and current_stream gives None, the other a stream.", f"{stream}, {current}")
+        raise Broken("new_stream and current_stream must both give a stream, or both None.", f"{stream}, {current}")
     if stream is None:
         raise Inapplicable("the device runs everything in order: new_stream gives None")
     if missing := [name for name in METHODS if not callable(getattr(stream, name, None))]:

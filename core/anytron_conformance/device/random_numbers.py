@@ -84,7 +84,7 @@ def seeds_decide(subject: Subject, case: Case) -> None:
     cases=CASES,
 )
 def own_generator(subject: Subject, case: Case) -> None:
-    """A draw must change this generator's state, and seeding it must have the effect of the runtime's `manual_seed`."""
+    """A draw on the device must change the generator's state; seeding it must have the effect of `manual_seed`."""
     runtime, draw = subject.runtime, DRAWS[case.values]
     generator = runtime.default_generator()
     if generator is None:

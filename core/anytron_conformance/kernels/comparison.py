@@ -207,7 +207,7 @@ def sliced(tensor: Tensor) -> Tensor:
 def split_off(tensor: Tensor) -> Tensor:
     """Copy into a part of a larger tensor, whose other part is NaN, as queries lie in the output of a fused projection.
 
-    With three or more dimensions the last but one (heads) is twice as large, else the last.
+    The larger tensor is twice as large in the last dimension but one (heads), or in the last of one or two.
     """
     heads = tensor.dim() >= 3
     halves = torch.full((2, *tensor.shape), torch.nan, dtype=tensor.dtype, device=tensor.device)

@@ -156,7 +156,7 @@ def rope_of(
     interleaved: bool,
     **others: Any,
 ) -> Comparison:
-    """Return the comparison of ``rope`` with angles ``[T, 1, ..., R]`` of the positions 0, 37, 74, ..."""
+    """Return the comparison of ``rope`` with angles ``[T, 1, ..., R]`` of positions 0, 37, 74, ...; R = ``turned``."""
     kernel = fused(subject, KernelName.ROPE, dtype)
     angles = torch.outer(37.0 * torch.arange(shape[0]), 0.1 ** torch.linspace(0, 3, turned // 2))
     doubled = angles.repeat_interleave(2, -1) if interleaved else torch.cat([angles, angles], -1)

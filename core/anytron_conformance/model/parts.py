@@ -312,7 +312,8 @@ def router_replay(subject: Subject, case: Case) -> None:
     """Send each token to random experts, as if a rollout had chosen them (``rollout.replay_routing``).
 
     transformers computes with the same experts, weighted by its own scores. Kernels for routing, or for the
-    permutation of tokens, break the rule if they choose experts themselves; hooks, if they change the order of tokens.
+    permutation of tokens, break the rule if they choose experts themselves, and hooks break it if they change the order
+    of tokens.
     """
     family, layout = case.values
     observer = Observer.of(subject)

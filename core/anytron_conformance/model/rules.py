@@ -117,8 +117,8 @@ def model_gradients(subject: Subject, case: Case) -> None:
 def packed_equals_padded(subject: Subject, case: Case) -> None:
     """Compute the same values in both formats on one rank.
 
-    Kernels break the rule if they let a token see padding or another sequence of the pack; masks, if they differ
-    between the formats.
+    Kernels break the rule if they let a token see padding or another sequence of the pack, and masks break it if
+    they differ between the formats.
     """
     _compare_with_one_rank(subject, case, "Padded rows give other numbers than packed sequences.")
 

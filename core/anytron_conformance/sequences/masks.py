@@ -129,7 +129,7 @@ def mask_is_read(subject: Subject, case: Case) -> None:
     ],
 )
 def mask_companions(subject: Subject, case: Case) -> None:
-    """Both maps must match the layout. True means MASKED in ``padding_mask`` and KEEP in ``linear_attn_mask``.
+    """``padding_mask`` (True = MASKED) and ``linear_attn_mask`` (True = KEEP) must match the layout.
 
     Padding that is routed takes capacity of an expert; padding that enters a recurrent state stays in it.
     """

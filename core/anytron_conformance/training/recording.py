@@ -101,7 +101,11 @@ def record(output: Path) -> Recording:
             try:
                 own = ranks.config(model, with_micro_batches(changes))
             except Inapplicable as refused:  # of the platform under test nothing would be known
-                raise EngineError("Updates cannot be recorded with the platform cpu.", why=refused.reason) from refused
+                raise EngineError(
+                    "Updates cannot be recorded with the platform cpu.",
+                    why=refused.reason,
+                    fix="disable the plugin that refuses them: ANYTRON_DISABLE_PLUGINS=NAME",
+                ) from refused
             courses[name] = follow(engines.trainer_to_update(own), own, batch, output)
     return Recording(model, batch, courses)
 

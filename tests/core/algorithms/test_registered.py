@@ -102,7 +102,7 @@ def test_what_an_estimator_returns_is_checked(named, name, says):
 )
 def test_what_a_function_raises_is_said_with_the_key_and_the_line_of_its_file(named, name, key, kind, says, line):
     section = AlgorithmSection(**{"advantage": named("plain"), key.removeprefix("algorithm."): named(name)})
-    with pytest.raises(DataError, match=r"^(A policy's loss|An estimator of advantages) raised\.") as caught:
+    with pytest.raises(DataError, match=r"^(A policy's loss|An estimator of advantages) raised an exception") as caught:
         PolicyLoss(section)(OUTPUTS, with_advantages(TRAINED, REWARDS, section))
     error = caught.value
     file = named(name).partition(":")[0]

@@ -79,7 +79,7 @@ def test_what_nobody_offers_is_estimated_as_the_default_and_said(capsys):
     run_plan(EXAMPLE, [*foreign, "platform.name=elsewhere"], memory="8GiB", as_json=False)
     shown = capsys.readouterr().out
     assert "offers the engine elsewhere" in shown
-    assert "taken to be accelerators: Platform 'elsewhere' is not installed." in shown
+    assert "memory that is theirs alone: Platform 'elsewhere' is not installed." in shown
 
 
 def test_a_file_that_is_no_configuration_is_an_error(tmp_path):

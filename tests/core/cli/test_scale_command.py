@@ -24,7 +24,7 @@ def test_a_run_gets_a_replica_and_loses_it_again(tmp_path):
         assert not (run / "logs/rollout-1-0.log").exists()
         before = set(offspring(driver.pid))
         done = anytron("scale", run, "2")
-        assert done.stdout == f"{run} takes 2 replicas before its next step\n"
+        assert done.stdout == f"the run in {run} changes to 2 replicas before its next step\n"
         wait_for(lambda: "rollout.replicas: 1 -> 2" in told.read_text(), driver)
         joined = set(offspring(driver.pid)) - before
         assert joined

@@ -146,7 +146,7 @@ def test_that_no_file_can_be_opened_is_not_that_one_is_missing(files, no_descrip
     with pytest.raises(ResourceError) as raised:
         OPENS[kind](files)
     assert raised.value.what == "This process has no file descriptors left."
-    assert raised.value.fix == "raise the limit (ulimit -n 4096)"
+    assert raised.value.fix == "raise the limit in the shell that starts Anytron: ulimit -n 4096"
 
 
 def test_weights_that_cannot_be_opened_do_not_lack_tensors(files, no_descriptors, monkeypatch):

@@ -41,10 +41,10 @@ def examine_devices(subject: Subject, live: Live) -> Iterator[Result]:
     count = seen["count"]
     detail = f"{count} of {probe.devices} that the platform's probe found ({probe.reason})"
     if count == 0:
-        fix = "let the process see a device: check the variables of the topic environment"
+        fix = "let the process see a device: check the variables that the entries environment.* list"
         yield Result("devices.seen", "failed", detail, fix)
     elif count != probe.devices:
-        fix = "the driver's library and torch disagree: check the variables of the topic environment"
+        fix = "check the variables that the entries environment.* list: the driver's library and torch disagree"
         yield Result("devices.seen", "warning", detail, fix)
     else:
         yield Result("devices.seen", "passed", detail)
@@ -82,10 +82,13 @@ def examine_kernels(subject: Subject, live: Live) -> Iterator[Result]:
         if neutral and slow:
             detail = f"plain torch: platform '{platform.name}' supplies no such kernel"
             yield Result(
-                name, "warning", detail, f"implement the hook {kernel} in '{platform.name}', or install its library"
+                name,
+                "warning",
+                detail,
+                f"implement the hook {kernel} in '{platform.name}', or install its kernel library",
             )
         elif slow and what.startswith("neutral "):
-            fix = "install what is missing, or set what it needs; a run works without it"
+            fix = "install or set what this entry says is missing; without it a run works, but more slowly"
             yield Result(name, "warning", f"from '{row['supplier']}': {what}", fix)
         else:
             yield Result(name, "passed", f"from '{row['supplier']}': {what}")
@@ -95,7 +98,7 @@ def examine_kernels(subject: Subject, live: Live) -> Iterator[Result]:
             name,
             "failed",
             f"the plugins cannot supply it: {error}",
-            "disable the plugin (ANYTRON_DISABLE_PLUGINS), or report the error to its authors",
+            "disable the plugin (ANYTRON_DISABLE_PLUGINS=NAME), or report the error to its authors",
         )
 
 

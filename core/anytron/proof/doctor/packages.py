@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from anytron.proof.doctor.subject import Subject
 
 
-_REMEDY = "keep one: pip uninstall the other, or take its folder out of PYTHONPATH and of *.pth files"
+_REMEDY = "keep one copy: pip uninstall the others, or remove their folders from PYTHONPATH and from *.pth files"
 
 
 def examine_duplicates(subject: Subject) -> Iterator[Result]:
@@ -81,7 +81,9 @@ def _current_directory(component: Component) -> Iterator[Result]:
     for path in like:
         if loaded is not None and not _is_below(loaded, path):
             detail = f"{path} has the name of the package that is loaded from {loaded}"
-            fix = "rename it, or start from another directory: python -m and scripts import what lies beside them"
+            fix = (
+                f"rename {path.name}, or start in another directory: python -m and scripts import what lies beside them"
+            )
             yield Result(f"duplicates.{path.name}", "warning", detail, fix)
 
 

@@ -25,7 +25,7 @@ def examine_configuration(subject: Subject) -> Iterator[Result]:
     if subject.path is None:
         yield Result("configuration.file", "skipped", "no CONFIG was given: the default engines are examined")
     elif subject.misread is not None and str(subject.misread) == str(subject.broken):
-        yield Result("configuration.file", "skipped", "it cannot be checked: platform.choice says why")
+        yield Result("configuration.file", "skipped", "CONFIG cannot be checked: the entry platform.choice says why")
     elif subject.misread is not None:
         yield of_error("configuration.file", subject.misread)
     else:
@@ -77,7 +77,7 @@ def _patch(identifier: str, targets: list[dict[str, Any]]) -> Result:
     missing = [row for row in targets if row["verdict"] == Verdict.MISSING.value]
     verdicts = "; ".join(f"{row['verdict']}: {row['target']} ({row['reason']})" for row in targets)
     status: Status = "passed" if not missing else "failed" if missing[0]["required"] else "warning"
-    fix = "install a version in the range of the patch (compatibility says which), or report it to its owner"
+    fix = "install a version in the range of the patch (see the entries compatibility.*), or report it to its owner"
     return Result(f"patches.{identifier}", status, f"{verdicts}. {targets[0]['purpose']}", fix if missing else "")
 
 

@@ -29,8 +29,8 @@ class Subject:
     Attributes:
         path: The YAML file; None = no particular run: the default engines are examined.
         overrides: Keys set on the command line.
-        run: The configuration: with the edits of plugins if the run could be opened, as it was read if not; None
-            without a file, or if the file is not a valid configuration.
+        run: The run's configuration. If the run could be opened, it has the edits of plugins; otherwise it is as it was
+            read. None without a file, or if the file is not a valid configuration.
         session: The plugins and the active platform; None if they could not be loaded.
         broken: The error that prevented a session; None if there is a session.
         misread: The error because of which the file cannot be read or the run cannot be opened; None if there was none.
@@ -47,7 +47,7 @@ class Subject:
 
     @property
     def opened(self) -> Session:
-        """The session, which is required.
+        """The session, for callers that cannot do without it.
 
         Raises:
             Inapplicable: No session could be opened.

@@ -163,8 +163,8 @@ class _Run:
         self._engines.give_weights()
         exported = load_file(file)
         file.unlink()
-        held = "which" if compares_weights(self._config) else "not known if"
-        detail = f"{len(exported)} tensors, {held} the rollout engine holds"
+        held = "which the rollout engine holds" if compares_weights(self._config) else "not compared with the rollout"
+        detail = f"{len(exported)} tensors, {held}"
         return compare_weights(name, stored_weights(model_directory(self._config)), exported, detail)
 
     @check("hf-logits")
@@ -385,7 +385,7 @@ class _Run:
     def _once(self, what: str, compute: Callable[[], Value]) -> Value:
         """Compute what several checks need when the first asks; if that fails, the others are not made."""
         if what in self._lost:
-            raise Inapplicable(f"not made, because {self._lost[what]} ended the process and the check needs {what}")
+            raise Inapplicable(f"this check needs {what}, which could not be computed in the check {self._lost[what]}")
         if what not in self._shared:
             try:
                 self._shared[what] = compute()

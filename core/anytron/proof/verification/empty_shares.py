@@ -62,7 +62,7 @@ class Computed:
 
 
 def short_lengths(context_parallel: int) -> tuple[int, ...]:
-    """Return lengths around the number of context-parallel ranks, each of which has 2 chunks of every sequence."""
+    """Return lengths below and above the number of context-parallel ranks, each of which has 2 chunks of a sequence."""
     around = {1, 2, 3, context_parallel - 1, context_parallel, 2 * context_parallel + 1}
     return tuple(sorted(around - {0}))
 
@@ -140,7 +140,7 @@ def compute_share(share: Share, trainer: TrainingWorkers, config: RunConfig, dir
 
 
 def check_empty_shares(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> Result:
-    """Compare short sequences, one in each micro-batch, with the same sequences in one pack; then update and export.
+    """Compare short sequences, one in each micro-batch, with the same sequences in one pack; try update and export.
 
     Args:
         check: Name of the check.

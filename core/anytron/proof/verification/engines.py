@@ -230,11 +230,12 @@ def _require_update(metrics: Mapping[str, float], where: str, prefix: str, loss:
             "The loss or a gradient is not finite.",
             where=where,
             why=f"the loss is {metrics[loss]:.4g}, the gradient norm is {metrics[f'{prefix}grad_norm']:.4g}",
+            fix="verify with model.dtype=float32: if that passes, the dtype is too narrow; else check the weights",
         )
 
 
 def off_value(batch: RaggedBatch, values: Tensor) -> RaggedBatch:
-    """Make old values and returns that differ slightly from a critic's values, float32 ``[T]``."""
+    """Return the batch with old values and returns that differ slightly from a critic's ``values``, float32 ``[T]``."""
     places = torch.arange(batch.num_tokens)
     before, returns = (values + offset[places % len(offset)] for offset in (_VALUES_BEFORE, _RETURNS))
     return replace(batch, values=before, returns=returns)

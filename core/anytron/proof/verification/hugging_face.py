@@ -211,6 +211,7 @@ def computed_by_transformers(directory: Path) -> Iterator[None]:
             "transformers cannot run this model.",
             where=str(directory),
             why=f"{type(error).__name__}: {error}",
+            fix="install a release of transformers that supports this model (anytron doctor lists the allowed ones)",
         ) from error
 
 
@@ -272,7 +273,7 @@ def _repeated(values: Tensor, batch: RaggedBatch) -> Tensor:
 
 
 def off_policy(batch: RaggedBatch, log_probs: Tensor) -> RaggedBatch:
-    """Set old and reference log-probs of a batch that differ slightly from those of the model.
+    """Return the batch with old and reference log-probs that differ slightly from those of the model.
 
     Args:
         batch: T tokens.

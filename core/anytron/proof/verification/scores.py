@@ -155,7 +155,7 @@ def _each(batch: RaggedBatch) -> list[RaggedBatch]:
 def _scored(values: Tensor, batch: RaggedBatch) -> Tensor:
     if values.shape != batch.tokens.shape:
         shape = tuple(values.shape)
-        message = f"a score function must return one log-prob for each of {len(batch.tokens)} tokens, not {shape}"
+        message = f"a score function must return shape ({len(batch.tokens)},), a log-prob for each token; it is {shape}"
         raise ValueError(message)
     return values.detach().float().cpu().where(batch.response_mask, 0.0)
 

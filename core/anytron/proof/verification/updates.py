@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 VISIBLE = {"lr": 1e-2, "min_lr": 1e-2, "schedule": "constant", "warmup_steps": 0, "weight_decay": 0.1}
-"""Settings with which an update moves weights by more than their rounding; the others are the run's own."""
+"""Settings with which an update moves weights by more than their rounding; all other settings are the run's."""
 SHOWN = 3
 _NOISE = 1e-3
 """Part of a weight's largest gradient by which the gradient in the update may differ from the exported one: some
@@ -179,7 +179,7 @@ def without_dropout(config: RunConfig) -> RunConfig:
 
 
 def check_adapters(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> Result:
-    """Do an update; then compare log-probs, and the gradients of both factors of each adapter.
+    """Do an update; then compare log-probs, and gradients of both factors of each adapter, with those of transformers.
 
     Args:
         check: Name of the check.

@@ -22,7 +22,7 @@ prediction modules have both in common with the model."""
 
 
 def tied_copies(these: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> set[str]:
-    """Return the names of tied copies: tensors only in ``these`` that equal an embedding or output layer in both."""
+    """Return the names of tensors that only ``these`` has, and that equal an embedding or output layer of both."""
     shared = [these[name] for name in others if name.endswith(_SHARED) and name in these]
     return {name for name in these.keys() - others.keys() if any(torch.equal(these[name], one) for one in shared)}
 

@@ -62,7 +62,7 @@ class Best(BaseModel):
                 "The file that names the best checkpoint cannot be read.",
                 where=str(path),
                 why=str(error),
-                fix="delete it: the checkpoints themselves are not affected",
+                fix="delete this file: the checkpoints themselves are not affected",
             ) from error
 
 
@@ -110,7 +110,7 @@ class Checkpoint:
                 "The checkpoint is damaged.",
                 where=str(self.path),
                 why="; ".join(problems),
-                fix="use another checkpoint: `anytron checkpoint list` shows them",
+                fix=f"use another checkpoint: `anytron checkpoint list {self.path.parent}` shows them",
             )
 
 
@@ -146,7 +146,7 @@ class CheckpointDirectory:
         The caller must hold the run's lock, so that no save is in progress.
         """
         for path in self.interrupted():
-            tell(f"deleting {path}: its checkpoint was interrupted")
+            tell(f"deleting {path}: saving this checkpoint was interrupted")
             discard(path)
         if self.best() is None:
             remove(self.path / BEST)
@@ -174,7 +174,7 @@ class CheckpointDirectory:
                 aside = worse.path.with_name(f"unusable-{worse.path.name}")
                 remove(aside)
                 worse.path.rename(aside)
-                tell(f"not used: {reason.what.removesuffix('.')}; {reason.why}; it was renamed to {aside}")
+                tell(f"{worse.path} is not used, and was renamed to {aside}: {reason.what} {reason.why}")
             return checkpoint
         if not found:
             return None
@@ -199,7 +199,7 @@ class CheckpointDirectory:
         return self._begun
 
     def commit(self, state: DriverState, files: Mapping[str, FileRecord]) -> Checkpoint:
-        """Complete the checkpoint that :meth:`begin` began: name its files, write the driver's state and the manifest.
+        """Complete the checkpoint that :meth:`begin` began: put its files in place, write driver's state and manifest.
 
         Args:
             state: The driver's state.
@@ -230,7 +230,7 @@ class CheckpointDirectory:
         return Checkpoint(path, state.step)
 
     def best(self) -> tuple[Best, Checkpoint] | None:
-        """Return the best checkpoint's validation and the checkpoint; None if none is marked as best or it is deleted.
+        """Return the best checkpoint with its validation; None if none is marked, or the marked one was deleted.
 
         Raises:
             CheckpointError: The file ``best`` is damaged.
@@ -273,7 +273,7 @@ def locate(path: Path) -> Checkpoint:
                 "The best checkpoint is missing or incomplete.",
                 where=str(path),
                 why=f"the file `{BEST}` names its step, but there is no complete checkpoint of that step",
-                fix="use another checkpoint: `anytron checkpoint list` shows them",
+                fix=f"use another checkpoint: `anytron checkpoint list {path.parent}` shows them",
             )
         return best[1]
     for directory in (path / CHECKPOINTS, path):

@@ -78,7 +78,12 @@ class Manifest:
         """
         wrong = [problem for name, record in self.files.items() for problem in _size_problems(directory, name, record)]
         if wrong:
-            raise CheckpointError("The checkpoint is not complete.", where=str(directory), why="; ".join(wrong))
+            raise CheckpointError(
+                "The checkpoint is not complete.",
+                where=str(directory),
+                why="; ".join(wrong),
+                fix="let all training ranks write to one file system (checkpoint.path), and continue with resume=auto",
+            )
         files = {name: asdict(self.files[name]) for name in sorted(self.files)}
         write_durably(directory / MANIFEST, json.dumps({"format": FORMAT, "files": files}, indent=1) + "\n")
 
@@ -99,7 +104,7 @@ class Manifest:
                     "The checkpoint has a format that this version of Anytron does not read.",
                     where=str(path),
                     why=f"its format is {version!r}; this version reads format {FORMAT}",
-                    fix="use the version of Anytron that wrote it",
+                    fix="read the checkpoint with the version of Anytron that wrote it",
                 )
             files = {str(name): FileRecord(**record) for name, record in content["files"].items()}
         except FileNotFoundError:
@@ -107,7 +112,7 @@ class Manifest:
                 "This checkpoint is not complete.",
                 where=str(directory),
                 why=f"it has no {MANIFEST}, which is written last" if directory.is_dir() else "no such directory",
-                fix="use another checkpoint: `anytron checkpoint list` shows them",
+                fix=f"use another checkpoint: `anytron checkpoint list {directory.parent}` shows them",
             ) from None
         except OSError as error:
             raise _unreadable(path, error) from error
@@ -116,7 +121,7 @@ class Manifest:
                 "The manifest of the checkpoint is damaged.",
                 where=str(path),
                 why=f"{type(error).__name__}: {error}",
-                fix="use another checkpoint: `anytron checkpoint list` shows them",
+                fix=f"use another checkpoint: `anytron checkpoint list {directory.parent}` shows them",
             ) from error
         for name in files:
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
@@ -124,7 +129,7 @@ class Manifest:
                     "The manifest names a file outside of the checkpoint.",
                     where=str(path),
                     why=f"{name} is not a path inside of the checkpoint's directory",
-                    fix="use another checkpoint: `anytron checkpoint list` shows them",
+                    fix=f"use another checkpoint: `anytron checkpoint list {directory.parent}` shows them",
                 )
         return cls(files)
 
@@ -159,7 +164,7 @@ def _unreadable(path: Path, error: OSError) -> ResourceError:
         "A file of the checkpoint cannot be read.",
         where=str(path),
         why=str(error),
-        fix="give the user of this process permission to read it and the folders above it",
+        fix="give the user of this process permission to read this file and the folders above it",
     )
 
 
@@ -239,5 +244,5 @@ class DriverState(BaseModel):
                 "The state of the run in the checkpoint cannot be read.",
                 where=str(path),
                 why=str(error),
-                fix="use another checkpoint: `anytron checkpoint list` shows them",
+                fix=f"use another checkpoint: `anytron checkpoint list {directory.parent}` shows them",
             ) from error

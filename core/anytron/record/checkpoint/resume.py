@@ -136,7 +136,7 @@ def _refuse_earlier_run(config: RunConfig, claimed: ClaimedDirectory) -> None:
             "The checkpoint directory holds checkpoints of an earlier run.",
             where=f"checkpoint.path = {own.path}",
             why=f"it has {', '.join(checkpoint.path.name for checkpoint in own.complete())}",
-            fix="set another checkpoint.path, or delete them",
+            fix="set another checkpoint.path, or delete these checkpoints",
         )
     if config.resume not in ("never", "auto") and overwritten(claimed.path, Path(config.resume)):
         raise ConfigError(
@@ -167,7 +167,7 @@ def _continue(config: RunConfig, claimed: ClaimedDirectory, tell: Callable[[str]
             fix="to start over, set resume=never and trainer.overwrite=true",
         )
     if record.started_from is not None:
-        tell(f"no checkpoint of this run is complete: it begins again at {record.started_from}")
+        tell(f"no checkpoint of this run is complete: it begins again with the checkpoint {record.started_from}")
         return _branch(locate(Path(record.started_from)), config, tell)
     tell("no checkpoint of this run is complete: it begins again at step 1")
     return Start()
@@ -229,7 +229,7 @@ def _accepted(config: RunConfig, claimed: ClaimedDirectory, tell: Callable[[str]
     _refuse(
         [change for change in changes if not is_free(change.key)],
         "The configuration differs from the one of the run in the output directory.",
-        "undo the change, or start a new run from its checkpoint: resume=PATH and another trainer.output_dir",
+        "undo the change, or start a new run from a checkpoint of that run: resume=PATH and another trainer.output_dir",
     )
     _show(changes, tell)
     return tuple(changes)

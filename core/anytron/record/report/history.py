@@ -107,7 +107,7 @@ class Series:
         return list(pairwise(number * len(self.steps) // parts for number in range(parts + 1))) if parts else []
 
     def section(self, points: int) -> int:
-        """Return the most steps that :meth:`thinned` joins in a section; 1 = it returns the series as it is."""
+        """Return the largest number of steps in a section of :meth:`thinned`; 1 = the series is returned as it is."""
         return max((self.steps[end - 1] - self.steps[begin] + 1 for begin, end in self._sections(points)), default=1)
 
     def thinned(self, points: int) -> Series:

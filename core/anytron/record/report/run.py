@@ -34,8 +34,8 @@ def runs_in(path: Path) -> list[Path]:
     """Return the directories of the runs in a directory: the directory itself, or its stages in order.
 
     Args:
-        path: Directory that the user gave. If neither it nor a stage in it is a run, it is returned alone, and
-            :class:`Run` refuses it.
+        path: Directory that the user gave. If neither this directory nor a stage in it is a run, this directory is
+            returned, and :class:`Run` refuses it.
     """
     if _is_run(path) or not path.is_dir():
         return [path]
@@ -59,7 +59,7 @@ class State(Enum):
 
 
 class Run:
-    """A run as its files show it; :meth:`update` reads what the run has written since.
+    """A run, read from its files: :meth:`update` reads what has been written since the last call.
 
     Args:
         path: The run's directory.
@@ -192,7 +192,10 @@ class Run:
         return max(self.total_steps - self.history.last, 0) * math.fsum(seconds) / len(seconds)
 
     def seconds_by_part(self, last: int | None = None) -> dict[str, float]:
-        """Return the seconds of each part, summed over all or the ``last`` steps; ``other`` is time not measured."""
+        """Return the seconds of each part of a step, summed over the ``last`` steps (None = all steps).
+
+        The part ``other`` is the time of these steps that no other part covers.
+        """
         parts = {}
         for name in self.history.series:
             if name.startswith(TIME) and name.endswith("_s") and name != REST:

@@ -80,7 +80,7 @@ class SampleFile:
     def by_importance(self) -> Iterator[list[Placed]]:
         """Yield the samples of one step after another: first and last steps in turn, then always the middle of a gap.
 
-        Gaps are halved in turn, so that the chosen steps are evenly spread over the file, wherever one stops.
+        Gaps are halved in turn, so that the chosen steps are evenly spread over the file, however many are taken.
         """
         begin, end = 0, self.size
         for _ in range(ENDS):

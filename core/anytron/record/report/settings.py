@@ -16,7 +16,7 @@ LONGEST = 2000
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, str]:
-    """Flatten a configuration: JSON texts by dotted keys.
+    """Return the values of a configuration as JSON texts, by dotted key.
 
     Values of keys that are named like a secret are hidden, and so are users and passwords in URLs.
     """

@@ -59,9 +59,9 @@ def load_sink(section: SinkSection, key: str) -> type[MetricSink]:
         raise ConfigError(
             f"There is no sink {section.sink!r}.",
             where=where,
-            why=f"installed are: {', '.join(known)}",
+            why=f"the installed sinks are: {', '.join(known)}",
             fix=did_you_mean(section.sink, known)
-            or "set one of these, or a class as 'module:Class' or 'file.py:Class'",
+            or "set one of these names, or a class as 'module:Class' or 'file.py:Class'",
         )
     if not (isinstance(found, type) and issubclass(found, MetricSink)):
         raise ConfigError(

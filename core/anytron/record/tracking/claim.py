@@ -96,7 +96,12 @@ class ClaimedDirectory:
                 with contextlib.suppress(OSError):  # what cannot be examined has been said
                     owner = lock_owner(path / LOCK)
                     why += f", and {owner} writes there" if owner else ""
-                return LostDirectoryError(f"The {what} was removed or replaced.", where=where, why=why)
+                return LostDirectoryError(
+                    f"The {what} was removed or replaced.",
+                    where=where,
+                    why=why,
+                    fix="start the run again, with another trainer.output_dir if that one is in use",
+                )
         return None
 
     def clear(self, *, logs: bool) -> None:
@@ -127,7 +132,6 @@ class ClaimedDirectory:
         lost = self.lost() if isinstance(error, Exception) and not isinstance(error, LostDirectoryError) else None
         self._locks.close()
         if lost is not None:  # whatever the error says, it follows from this; nor may the run start again there
-            lost.fix = "start the run again, with another trainer.output_dir if that one is in use"
             raise lost from error
 
 

@@ -224,7 +224,12 @@ class RunDirectory:
             return found
         for sink in self._sinks():
             if why := sink.lost():
-                return LostDirectoryError("A file of the run was removed or replaced.", where=str(sink.path), why=why)
+                return LostDirectoryError(
+                    "A file of the run was removed or replaced.",
+                    where=str(sink.path),
+                    why=why,
+                    fix="start the run again",
+                )
         return None
 
     def require_place(self) -> None:

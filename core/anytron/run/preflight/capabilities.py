@@ -73,7 +73,7 @@ def generates_in_training(config: RunConfig) -> bool:
 
 
 def rollout_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
-    """Find settings of rollout processes if the training ranks generate, and a training engine that cannot generate."""
+    """Find a rollout engine that is a part of another training engine, and settings of processes that do not exist."""
     info, rollout = chosen_engines(config.engine.name, config.rollout.engine).get("rollout.options"), config.rollout
     if info is None or not info.part_of:
         return

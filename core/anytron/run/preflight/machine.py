@@ -160,12 +160,12 @@ def _devices(config: RunConfig, platform: Platform, probe: Probe) -> Iterator[Di
             "error",
             "parallel",
             f"{product} = {ranks} ranks, but {platform.name} has {devices} here ({probe.reason})",
-            "lower one of the sizes",
+            "lower one of these sizes",
         )
     processors = len(os.sched_getaffinity(0))
     if not platform.accelerator and ranks > processors and runs_here(config):
         message = f"{ranks} training ranks share {processors} CPUs: the run works but is slow"
-        yield Diagnostic("warning", "parallel", message)
+        yield Diagnostic("warning", "parallel", message, "lower a size in section parallel")
 
 
 def _separate_devices(config: RunConfig, platform: Platform, probe: Probe) -> Iterator[Diagnostic]:

@@ -93,7 +93,7 @@ def require_earnable(
     ]
     tried = [f"{where}: {trial.name} ({trial.tried})" for where, trial in _trials(done) if trial.tried]
     if troubles:
-        progress.warn(f"rehearsal: {'; '.join([*troubles, *late])}. For details: anytron data check")
+        progress.warn(f"rehearsal: {'; '.join([*troubles, *late])}. For details: anytron data check CONFIG")
     elif tried or late:
         good = (
             [f"rewards can be earned, and only by right answers (prompts tried): {', '.join(tried)}"] if tried else []
@@ -241,7 +241,9 @@ def _looked_at(prepared: PreparedRun, rows: int | None) -> Rehearsal:
     prompts, found = Evenly(prepared.sampler.tables, rows), Rehearsal()
     found.findings += examine_prompts(prompts, prepared)
     if prepared.beginning.reads_the_clock:
-        found.notes.append("the chat template reads the clock: it shows when the run began (anytron data show)")
+        found.notes.append(
+            "the chat template reads the clock: prompts show when the run began (anytron data show CONFIG)"
+        )
     marks = sorted({opened(prompt.text).strip() for prompt in prompts} - {""})
     if marks:
         found.notes.append(

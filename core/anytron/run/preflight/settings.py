@@ -44,6 +44,7 @@ def setting_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
             "error",
             "rollout.min_new_tokens",
             f"{config.rollout.min_new_tokens} is more than rollout.max_new_tokens ({config.rollout.max_new_tokens})",
+            "lower rollout.min_new_tokens, or raise rollout.max_new_tokens",
         )
     optimizers = {"optimizer": config.optimizer}
     if config.critic is not None:
@@ -51,7 +52,7 @@ def setting_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
     for key, optimizer in optimizers.items():
         if optimizer.min_lr > optimizer.lr:
             message = f"{optimizer.min_lr:g} is more than {key}.lr ({optimizer.lr:g})"
-            yield Diagnostic("error", f"{key}.min_lr", message)
+            yield Diagnostic("error", f"{key}.min_lr", message, f"lower {key}.min_lr, or raise {key}.lr")
 
 
 def _batches(config: RunConfig) -> Iterator[Diagnostic]:
@@ -147,9 +148,10 @@ def _profile(config: RunConfig) -> Iterator[Diagnostic]:
     ):
         name = f"trainer.profile.{key}"
         if wrong := [value for value in values if not first <= value <= last]:
-            yield Diagnostic("error", name, f"{wrong[0]} is not one of the run's {what}, {first} to {last}")
+            message = f"{wrong[0]} is not one of the run's {what}, {first} to {last}"
+            yield Diagnostic("error", name, message, f"list only numbers from {first} to {last}")
         if len(set(values)) < len(values):
-            yield Diagnostic("error", name, f"{values} lists a value twice", "list each once")
+            yield Diagnostic("error", name, f"{values} lists a value twice", "list each value once")
 
 
 def supervised_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:

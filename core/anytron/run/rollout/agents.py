@@ -67,7 +67,7 @@ class Agents:
     """Responses of agents.
 
     Args:
-        pool: The rollout engines; the endpoint's desk is their guest.
+        pool: The rollout engines, which also take the requests of the endpoint.
         prepared: Sampling parameters.
         environments: The processes in which agents run.
         endpoint: The server by which agents reach the model.
@@ -105,7 +105,7 @@ class Agents:
 
         Args:
             begun: The responses that :meth:`begin` returned.
-            more: Whether the step has further responses, some of which did not fail; if so, all of these may fail.
+            more: Whether the step has further responses that did not fail: then all of these may fail without an error.
 
         Raises:
             DataError: The agent fails for every response, or for all of the first ones.
@@ -234,7 +234,7 @@ def _outcome(session: Session, answer: AgentResult | Failure) -> Reward | Failur
     if answer.reward is None and sent is None:
         return Failure(
             "An agent gave no reward.",
-            "its function returned none, and its session got none",
+            "its function returned no reward, and no reward was sent to its session",
             "return a number, or send it: POST task.base_url + '/reward' with {\"reward\": 1.0} and the session's key",
         )
     reward = answer.reward if sent is None or answer.reward is not None else sent.reward

@@ -203,7 +203,7 @@ def check_hope(failed: Sequence[Tried], limit: int) -> None:
     """Check that fewer responses than ``limit`` have failed.
 
     Raises:
-        DataError: At least as many have failed; the run ends.
+        DataError: ``limit`` responses or more have failed; the run ends.
     """
     if len(failed) < limit:
         return

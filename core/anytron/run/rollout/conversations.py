@@ -80,7 +80,7 @@ class Conversations:
 
         Args:
             begun: The conversations that :meth:`begin` returned.
-            more: Whether the step has further conversations, some of which did not fail; if so, all of these may fail.
+            more: Whether the step has more conversations that did not fail: then all of these may fail without error.
 
         Raises:
             DataError: The environment fails for every response, or for all of the first ones.

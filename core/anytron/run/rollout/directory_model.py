@@ -63,12 +63,15 @@ class _Tensors:
                         yield Piece(name, tuple(tensor.shape), 0, tensor.reshape(-1), optional=True)
             except (OSError, SafetensorError) as error:  # noqa: PERF203 - the error names the file
                 raise exhausted(error, str(path)) or TransferError(
-                    "A file of weights cannot be read.", where=str(path), why=str(error)
+                    "A file of weights cannot be read.",
+                    where=str(path),
+                    why=str(error),
+                    fix="copy or download the file again",
                 ) from error
 
 
 class DirectoryModel:
-    """The model of a directory, in the rollout processes of a configuration.
+    """The model in a directory, loaded into the rollout processes of a configuration.
 
     The constructor reads config and tokenizer. :meth:`start` starts the processes and does not wait for them, so that
     several models start at the same time; :meth:`load` waits. The executor ends the processes.

@@ -31,8 +31,8 @@ def endpoint_key(config: RunConfig) -> str | None:
     Without the section ``rollout.endpoint`` only agents of the run use the endpoint, and the key is new and secret.
 
     Raises:
-        ConfigError: The section is there, and there is no key or it cannot be used; packages are missing; the address
-            cannot be used; or the training ranks generate.
+        ConfigError: The section is set and there is no usable key, packages are missing, the address cannot be used, or
+            the training ranks generate.
     """
     section, environment = config.rollout.endpoint, config.environment
     agent = environment is not None and environment.is_agent

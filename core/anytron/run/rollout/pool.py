@@ -200,9 +200,9 @@ class RolloutPool:
     def load_weights(self, give: GiveWeights) -> int:
         """Send new weights to all replicas at the same time; return their version. Responses in progress use them.
 
-        A replica that receives only a part of them never generates: it is replaced, and its successor receives all
-        weights, as do successors of replicas that are lost later, and replicas that join, until
-        :meth:`withdraw_weights`.
+        A replica that receives only a part of the weights is replaced before it generates. Until
+        :meth:`withdraw_weights`, the weights are also sent to the successor of each replica that is lost or replaced,
+        and to replicas that join.
         """
         self._give = give
         for replica in self._replicas:

@@ -58,7 +58,7 @@ class Replica:
 
     @property
     def awaited(self) -> bool:
-        """Whether the run waits for it: its engine is built, or it has been there from the start."""
+        """Whether the run waits for this replica: its engine is built, or it has been there from the start."""
         return self.ready or not self.joins
 
     def begin(
@@ -136,7 +136,7 @@ def share(
     *,
     temperatures_differ: bool,
 ) -> int:
-    """Return how many requests of a queue give a replica an equal part of all unfinished requests.
+    """Return how many requests of the queue to give to a replica, so that all replicas hold about equally many.
 
     Args:
         replica: The replica.

@@ -97,8 +97,8 @@ class Scaling:
         return int(text)
 
     def _no_number(self, why: str) -> ConfigError:
-        fix = "write it with anytron scale"
-        return ConfigError("The file has no number of replicas.", where=str(self._file), why=why, fix=fix)
+        fix = f"write the number with: anytron scale {self._file.parent} N"
+        return ConfigError(f"The file {REPLICAS} holds no number of replicas.", where=str(self._file), why=why, fix=fix)
 
     def _resize(self, wanted: int) -> None:
         try:
@@ -123,6 +123,7 @@ def check_number(count: int, most: int) -> None:
         raise ConfigError(
             "A run has no work for so many replicas.",
             where=f"rollout.replicas = {count}",
-            why=f"a step has {most} responses (data.prompts_per_step x rollout.samples_per_prompt)",
+            why=f"a replica needs a response to generate, and a step has {most} "
+            "(data.prompts_per_step x rollout.samples_per_prompt)",
             fix=f"ask for at most {most}",
         )

@@ -287,7 +287,6 @@ class Checkpointing:
         except (AnytronError, OSError) as second:
             said = second.headline if isinstance(second, AnytronError) else str(second)
             lost.why += f"\nnot everything in memory could be saved: {said}"
-            lost.fix = lost.fix or f"{new_run}, with another trainer.output_dir"
         return lost
 
     def _save(self, *, asynchronous: bool) -> None:

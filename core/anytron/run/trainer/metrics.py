@@ -150,7 +150,8 @@ def check_agreement(metrics: Mapping[str, float], tolerance: float | None) -> No
             "Rollout and training log-probs differ.",
             where=f"step {metrics['step']:.0f}",
             why=f"their mean absolute difference is {difference:.3g} nats; at most {tolerance:.3g} is allowed",
-            fix="look for differing dtypes or kernels, or raise trainer.rollout_log_prob_tolerance if this is expected",
+            fix="find the cause with: anytron verify CONFIG; or, if the difference is expected, raise "
+            "trainer.rollout_log_prob_tolerance",
         )
 
 

@@ -64,7 +64,7 @@ def write_random_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) ->
             "The model cannot be created.",
             where="model.config",
             why=f"{type(error).__name__}: {error}",
-            fix="set the fields of this model_type's Hugging Face config",
+            fix="set only fields that the Hugging Face config of this model_type has, to values that it allows",
         ) from error
     vocab_size = hf_config.get_text_config().vocab_size
     if len(tokenizer) > vocab_size:

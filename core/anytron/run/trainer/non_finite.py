@@ -219,7 +219,7 @@ def read_bad_batch(directory: Path) -> tuple[BadUpdate, RaggedBatch]:
         record = read_object(directory / RECORD)
         tensors: dict[str, Any] = load_file(directory / TENSORS)
         if record.pop("format") != FORMAT:
-            raise _unreadable(directory, f"its format is not {FORMAT}, the one that this version reads")
+            raise _unreadable(directory, f"its format is not {FORMAT}, the only format that this version reads")
         has_images = record.pop("has_images")
         update = BadUpdate(**record)
         images = _images(tensors, tensors["lengths"].numel()) if has_images else None

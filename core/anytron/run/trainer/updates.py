@@ -35,7 +35,7 @@ class MiniBatch:
     Attributes:
         whole: The step's batch.
         sequences: int64 ``[B]``, indices of the sequences in the step's batch.
-        weights: float32 ``[B]``, the weight in the loss of each token of a sequence's response.
+        weights: float32 ``[B]``, for each sequence the weight in the loss of each token of its response.
         share: float32 scalar, the weight of each response token in the averages of metrics.
     """
 

@@ -53,7 +53,7 @@ class Validation:
         config: The run's configuration.
         sets: The validation sets; empty for a run without validation.
         pool: The rollout engines, which have the weights that are examined.
-        turns: Training's responses, none of which is in progress during a validation.
+        turns: Maker of training's responses, which makes none during a validation.
         judge: The reward model; None without one.
         run: The run's directory, which keeps samples.
         endpoint: The server by which agents reach the model; None without agents.

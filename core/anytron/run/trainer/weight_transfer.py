@@ -240,6 +240,6 @@ def load_and_compare(send: Send, part: WeightPart, replicas: Sequence[WorkerGrou
                 "A rollout process does not hold the weights that were exported.",
                 where=f"{differing[0]}, version {given.version}",
                 why=f"{len(differing)} weights of the rollout process differ from the exported weights",
-                fix="if it happens again, the rollout engine has a bug, or the memory of its device is faulty",
+                fix="if this happens again, check the device's memory, or report a bug of the rollout engine",
             )
     return replace(given, answers=answers)

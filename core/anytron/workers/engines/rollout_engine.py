@@ -108,8 +108,8 @@ class Response:
         tokens: All ids after the prompt, the end token included if there is one; may be empty.
         log_probs: Log-prob of each token under the model at the sampling temperature, before top-p, top-k and the
             suppression of end tokens; 0 for tokens of an environment. They are rounded to float32.
-        stop_reason: ``stop`` = an end token, a stop string or the environment ended it, ``length`` = a limit of length
-            or of turns did, ``abort`` = :meth:`RolloutEngine.abort` did.
+        stop_reason: What ended the response: ``stop`` = an end token, a stop string or the environment, ``length`` = a
+            limit of length or of turns, ``abort`` = :meth:`RolloutEngine.abort`.
         versions: For each token that the model wrote: version of the weights that generated it.
         routing: The experts of each token of prompt and response except the last (:class:`RoutingShape`), on
             the host. Tokens that an environment wrote after the model's last turn have no routing. None unless
@@ -142,7 +142,7 @@ class Response:
 
     @property
     def version_runs(self) -> list[tuple[int, int]]:
-        """Version of the weights, and number of adjacent tokens that it generated, for each such piece in order."""
+        """(version, count) for each run of ``count`` adjacent tokens from weights of one version, in order."""
         assert isinstance(self.versions, Runs), "a response packs them"
         return self.versions.runs
 

@@ -285,7 +285,7 @@ class DifferentiableEngine(TrainingEngine, Protocol):
 
         Args:
             micro_batches: As in :meth:`TrainingEngine.update`.
-            loss: The loss, which is complete unless ``additions`` are requested.
+            loss: The loss. Losses of the engine itself are added only as ``additions`` says.
             destination: Receives float32 tensors under the names of :meth:`TrainingEngine.export_weights`; with
                 ``model.lora`` the adapters' gradients, under the names of :meth:`AdapterEngine.export_adapter`.
                 Parameters that the run does not train are left out.

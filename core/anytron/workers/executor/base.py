@@ -166,8 +166,8 @@ def interface_variables(platform: Platform, interface: str | None) -> dict[str, 
     """Return environment variables that make collectives listen on one network interface alone.
 
     Without them, gloo takes the interface of the address to which the machine's name resolves. If all ranks are on one
-    machine, other machines may reach that interface. If they are not, it may be the loopback interface (a name that
-    resolves to 127.0.1.1), which no other machine reaches.
+    machine, other machines may reach that interface. If ranks are on several machines, gloo may take the loopback
+    interface (a name that resolves to 127.0.1.1), which no other machine reaches.
 
     Args:
         platform: The platform, which names the variables for the device's own collectives.
@@ -193,7 +193,7 @@ def threads_asked_for() -> int | None:
             "OMP_NUM_THREADS is not a positive number.",
             where="environment variables",
             why=f"it is {said!r}, but it must say how many threads each process uses",
-            fix="set it to a positive number, or unset it",
+            fix="set OMP_NUM_THREADS to a positive number, or unset it",
         )
     return int(first) if said else None
 

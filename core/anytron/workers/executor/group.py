@@ -130,12 +130,13 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
             f"Method {method}() of engine {self._engine!r} cannot be called: its processes have ended.",
             where=self._ranks[0].name,
             why="an earlier call failed, or the executor was closed",
+            fix="correct the cause of the first failure (see its error or the logs), and start the processes again",
         )
 
     @staticmethod
     @abc.abstractmethod
     def answered(ranks: Sequence[AnyRank], timeout_s: float) -> Sequence[AnyRank]:
-        """Wait until a rank has an answer, has ended or is silent; return such ranks, if any.
+        """Wait until a rank has an answer, has ended or sends no heartbeats; return such ranks, none after the time.
 
         The ranks may belong to several groups of this kind.
         """
@@ -317,4 +318,4 @@ def _remedy(fate: str) -> str:
             "if the process was only slow, in a library that holds Python's global interpreter lock, raise "
             "executor.heartbeat_timeout_s"
         )
-    return ""
+    return "look for the cause in the log, also above its last lines"

@@ -53,7 +53,7 @@ class LocalWorkerGroup(RankGroup[WorkerProcess]):
 
     @staticmethod
     def answered(ranks: Sequence[WorkerProcess], timeout_s: float) -> Sequence[WorkerProcess]:
-        """Wait until a rank of one or more groups has an answer, has ended or is silent; return such ranks, if any."""
+        """Wait until a rank has an answer, has ended or sends no heartbeats; return such ranks, none after the time."""
         return answered(ranks, timeout_s)
 
     def _new_store(self) -> str:
@@ -106,14 +106,14 @@ class LocalExecutor(BaseExecutor):
         return group
 
     def require_replicas(self, count: int) -> None:
-        """Compare with the devices of this machine."""
+        """Check that this machine has a device for each replica; see :meth:`Executor.require_replicas`."""
         ranks, devices = self._config.parallel.world_size, self._session.probe.devices
         if self._config.rollout.placement == "separate" and ranks + count > devices:
             raise ConfigError(
                 "There are too few devices for the replicas.",
                 where=f"rollout.replicas = {count}",
-                why=f"{ranks} training rank{'' if ranks == 1 else 's'} and {count} replicas need one each, and "
-                f"{self._session.platform.name} has {devices}",
+                why=f"{ranks} training rank{'' if ranks == 1 else 's'} and {count} replicas need one device each, "
+                f"and the platform {self._session.platform.name} has {devices}",
                 fix=f"ask for at most {devices - ranks}",
             )
 

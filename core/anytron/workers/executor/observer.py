@@ -109,7 +109,7 @@ class RankObserver:
             return f"{type(error).__name__}: {error}"
         if size > largest:
             file.unlink()
-            return f"it had {size:,} bytes, and trainer.profile.max_mib allows {largest:,}"
+            return f"the trace has {size:,} bytes, and trainer.profile.max_mib allows {largest:,}"
         return None
 
 
@@ -173,7 +173,7 @@ def advice(config: RunConfig, role: Role, method: str) -> Iterator[str]:
         yield f"lower engine.max_tokens_per_micro_batch (now {engine.max_tokens_per_micro_batch})"
         yield f"lower engine.log_prob_chunk_tokens (now {engine.log_prob_chunk_tokens})"
     if method in WITH_GRADIENTS and engine.recompute != "full":
-        yield f"engine.recompute=full (now {engine.recompute})"
+        yield f"set engine.recompute=full (now {engine.recompute})"
     if parallel.data_parallel_size > 1 and not engine.distributed_optimizer:
         yield "engine.distributed_optimizer=true shares the optimizer's state between replicas"
     if not rollout.sleep and rollout.placement == "colocated" and not config.supervised:

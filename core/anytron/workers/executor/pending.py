@@ -74,7 +74,7 @@ class Awaited(Generic[AnyRank]):
 
 
 class CallingGroup(Protocol[AnyRank]):
-    """The members of a group of workers that a call in progress uses."""
+    """The methods of a group of workers that a call in progress uses."""
 
     @property
     def ended(self) -> bool:
@@ -88,7 +88,7 @@ class CallingGroup(Protocol[AnyRank]):
 
     @staticmethod
     def answered(ranks: Sequence[AnyRank], timeout_s: float) -> Sequence[AnyRank]:
-        """Wait until a rank of one or more groups has an answer, has ended or is silent; return such ranks, if any."""
+        """Wait until a rank has an answer, has ended or sends no heartbeats; return such ranks, none after the time."""
 
 
 class PendingCall(Generic[AnyRank]):

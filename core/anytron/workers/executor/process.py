@@ -108,12 +108,15 @@ class WorkerProcess:
         try:
             yield
         except OSError as error:
-            fix = "remove the symbolic link at this path: logs are not written through links"
+            if error.errno == errno.ELOOP:
+                fix = "remove the symbolic link at this path: logs are not written through links"
+            else:
+                fix = "make sure that this user may start the Python interpreter and write the log"
             raise exhausted(error, f"start of {self.name}") or WorkerError(
                 f"{self.name.capitalize()} could not be started.",
                 where=self.where,
                 why=str(error),
-                fix=fix if error.errno == errno.ELOOP else "",
+                fix=fix,
             ) from error
 
     def _start(self, opened: contextlib.ExitStack, python: str, env: Mapping[str, str]) -> None:
@@ -213,13 +216,13 @@ class WorkerProcess:
             os.kill(self.pid, STACK_SIGNAL)
 
     def standing(self) -> Standing | None:
-        """Return where the process stood after the previous call of this method (None = unknown), and ask it again."""
+        """Return the state that the previous call of this method asked for (None = unknown), and ask for a new one."""
         note = self._heartbeat.read()
         self._heartbeat.ask()
         return Standing.decode(note)
 
     def release(self) -> None:
-        """Kill the remaining processes of its group, reap the process, and close the channel.
+        """Kill what remains of the process and of the processes that it has started, and close the channel.
 
         Output that the process kept in memory until its end is appended to the log.
         """
@@ -306,7 +309,7 @@ def _last_lines(written: bytes) -> str:
 
 
 def answered(processes: Sequence[WorkerProcess], timeout_s: float) -> list[WorkerProcess]:
-    """Wait until a process has sent something, has ended or is silent; return all such processes.
+    """Wait until a process has sent a message, has ended or sends no heartbeats; return all such processes.
 
     Ended and silent processes are checked at the end of the wait: a child of an ended process may keep its channel
     open.

@@ -145,7 +145,7 @@ class WorkerGroup(Protocol):
 
         Args:
             method: Name of the method.
-            shares: Ranks, and the arguments that they get; every rank once.
+            shares: Pairs of ranks and the arguments that these ranks get; every rank occurs once.
         """
 
     def scatter(self, method: str, shares: Iterable[Share[tuple[Any, ...]]]) -> list[Any]:
@@ -212,10 +212,10 @@ class Executor(Protocol):
         """
 
     def require_replicas(self, count: int) -> None:
-        """Check that there is a device for each of ``count`` replicas, if they share none with training ranks.
+        """Check that there is a device for each of ``count`` replicas, if replicas do not share devices with training.
 
         Raises:
-            ConfigError: There are too few.
+            ConfigError: There are too few devices.
         """
 
     def wait(self, calls: Sequence[Pending], timeout_s: float = math.inf) -> list[Pending]:

@@ -73,7 +73,7 @@ class Parts(NamedTuple):
 
 
 class EngineHolder:
-    """Holds the engine of this process. No other object and no frame does, so that a rebuild frees its memory first.
+    """Holds the engine of this process, as the only object that does: a rebuild can free the old engine's memory first.
 
     Args:
         build: Function that builds an engine.

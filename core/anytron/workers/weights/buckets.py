@@ -47,7 +47,7 @@ class Bucket:
         self.data = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
 
     def checksum(self, used: int) -> int:
-        """Compute the XXH3 of the first ``used`` bytes; crc32 would take four times as long, most of a transfer."""
+        """Compute the XXH3 of the first ``used`` bytes; crc32 would take four times as long."""
         return xxhash.xxh3_64_intdigest(self.data[:used].numpy().data)
 
 
@@ -148,17 +148,19 @@ class TensorOrder:
                 where=f"the piece of {entry.name} that begins at element {entry.start}",
                 why=f"the previous piece ended at element {self._next} of {self._name}, which has "
                 f"{self._size} elements",
+                fix="if this happens again, set rollout.weights=file",
             )
         self._next += entry.size
 
     def check_end(self, tensors: int) -> None:
-        """Check, after the last bucket, that as many whole tensors as ``tensors`` says have arrived."""
+        """Check, after the last bucket, that ``tensors`` whole tensors have arrived; raise TransferError if not."""
         if self._next != self._size or len(self._seen) != tensors:
             raise TransferError(
                 "Weights are missing.",
                 where=self._name,
                 why=f"the transfer ended after {self._next} of {self._size} elements of this tensor, which is "
                 f"number {len(self._seen)} of the {tensors} tensors that were sent",
+                fix="if this happens again, set rollout.weights=file",
             )
 
 

@@ -112,7 +112,10 @@ class SharedMemory:
                 if time.monotonic() > deadline:
                     why = f"its socket could not be reached for {timeout_s:g} s: {error}"
                     raise TransferError(
-                        "The training rank did not begin to send weights.", where=self.path, why=why
+                        "The training rank did not begin to send weights.",
+                        where=self.path,
+                        why=why,
+                        fix="read the logs of the training ranks; if they are only slow, raise executor.call_timeout_s",
                     ) from error
                 time.sleep(pause)
                 pause = min(2 * pause, LOOK_S)

@@ -378,7 +378,12 @@ def _connected(called: tuple[str, int], timeout_s: float, secret: bytes, purpose
         connection.settimeout(timeout_s)
     except (OSError, EOFError) as error:
         connection.close()
-        raise TransferError("A transfer of weights could not be authenticated.", where=where, why=str(error)) from error
+        raise TransferError(
+            "A transfer of weights could not be authenticated.",
+            where=where,
+            why=str(error),
+            fix="if this happens again, set rollout.weights=file",
+        ) from error
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 

@@ -151,9 +151,10 @@ class _Received:
             if (found, number) != (sent, table["number"]):
                 raise TransferError(
                     "Weights were damaged in transfer.",
-                    where=f"bucket {number}, version {self.version}",
+                    where=f"bucket {number} of the weights of version {self.version}",
                     why=f"bucket {table['number']} was sent with the XXH3 checksum {sent:016x}, but what arrived has "
                     f"{found:016x}",
+                    fix="if this happens again, set rollout.weights=file",
                 )
             for fields in table["entries"]:
                 entry = Entry(*fields)
@@ -191,7 +192,12 @@ class _Sender:
     def add(self, name: str, tensor: Tensor, *, optional: bool) -> None:
         """Put a tensor into buckets, and send each bucket that is full."""
         if name in self._names:
-            raise EngineError("A weight was exported twice.", where=f"{name}, version {self._version}")
+            raise EngineError(
+                "A weight was exported twice.",
+                where=f"{name}, weights of version {self._version}",
+                why="the training engine exports two tensors of this name",
+                fix="report this to the authors of the training engine",
+            )
         self._names.add(name)
         if self._readers == []:
             return
@@ -260,6 +266,7 @@ class _Sender:
                     "A rollout process did not connect to receive its weights.",
                     where=f"rollout processes {sorted(missing)} of {stream.readers}, counted from 0",
                     why=f"the training rank waited {stream.timeout_s:g} s for them",
+                    fix="read the logs of these processes; if they are only slow, raise executor.call_timeout_s",
                 )
             connection = end.accept(LOOK_S)
             if connection is None:
@@ -306,4 +313,6 @@ def _transfer_errors(what: str, where: str) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError) as error:
-        raise TransferError(what, where=where, why=f"the sender has ended, or does not answer: {error}") from error
+        why = f"the sender has ended, or does not answer: {error}"
+        fix = "read the log of rank 0 of the training ranks, which sends the weights"
+        raise TransferError(what, where=where, why=why, fix=fix) from error

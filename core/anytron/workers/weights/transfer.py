@@ -128,7 +128,10 @@ class WeightManifest:
             file = safe_open(self.path, "pt")
         except (OSError, SafetensorError) as error:
             raise exhausted(error, self._where) or TransferError(
-                "The weights cannot be read.", where=self._where, why=str(error)
+                "The weights cannot be read.",
+                where=self._where,
+                why=str(error),
+                fix="make sure that the rollout process can read this file",
             ) from error
         with file:
             names = set(file.keys())  # type: ignore[no-untyped-call]
@@ -136,7 +139,10 @@ class WeightManifest:
             if differing:
                 why = f"{len(differing)} weights are missing from the file or the manifest, for example {differing[0]}"
                 raise TransferError(
-                    "The file and its manifest do not list the same weights.", where=self._where, why=why
+                    "The file and its manifest do not list the same weights.",
+                    where=self._where,
+                    why=why,
+                    fix="if this happens again, set rollout.weights=auto",
                 )
             yield _FileContent(self.version, self._pieces(file.get_tensor))
 
@@ -145,7 +151,12 @@ class WeightManifest:
             tensor = tensor_of(name)
             if (found := checksum(tensor)) != crc:
                 why = f"its crc32 is {found:08x}, but the manifest has {crc:08x}"
-                raise TransferError("A weight was damaged in transfer.", where=f"{name}, {self._where}", why=why)
+                raise TransferError(
+                    "A weight was damaged in transfer.",
+                    where=f"{name}, {self._where}",
+                    why=why,
+                    fix="if this happens again, check the disk of this file, or set rollout.weights=auto",
+                )
             yield Piece(name, tuple(tensor.shape), 0, tensor.reshape(-1), name in self.optional)
 
     @property

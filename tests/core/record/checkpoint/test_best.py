@@ -77,7 +77,7 @@ def test_a_mark_of_a_checkpoint_that_is_gone_is_no_mark_and_the_next_start_delet
 def test_a_damaged_mark_is_an_error_and_nothing_is_deleted(directory, content):
     (directory.path / BEST).write_text(content)
     for use in (directory.best, lambda: directory.prune(1), lambda: locate(directory.path / BEST)):
-        with pytest.raises(CheckpointError, match=r"(?s)cannot be read.*delete it"):
+        with pytest.raises(CheckpointError, match=r"(?s)cannot be read.*delete this file"):
             use()
     assert steps(directory) == [10, 20, 30, 40]
 

@@ -82,7 +82,7 @@ def test_samples_are_spread_over_the_step(tmp_path):
 
 
 def test_samples_that_a_reward_failed_for_are_written_with_the_reason(tmp_path):
-    failure = Failure("A reward function raised.", "LookupError: " + 5000 * "x")
+    failure = Failure("A reward function raised an exception.", "LookupError: " + 5000 * "x")
     rewards = RewardScores(torch.tensor([0.5] + 29 * [torch.nan]), {}, {"judge": dict.fromkeys(range(1, 30), failure)})
     with begun(config(tmp_path, log_samples=1)) as run:
         run.write_samples(1, [sample(index) for index in range(30)], rewards)
@@ -91,7 +91,7 @@ def test_samples_that_a_reward_failed_for_are_written_with_the_reason(tmp_path):
     assert "reward_errors" not in first
     assert [record["prompt_id"] for record in failed] == [f"p{index}" for index in range(1, 17)]
     assert all(record["reward"] is None and len(record["reward_errors"]["judge"]) == 2000 for record in failed)
-    assert failed[0]["reward_errors"]["judge"].startswith("A reward function raised. LookupError: xxx")
+    assert failed[0]["reward_errors"]["judge"].startswith("A reward function raised an exception. LookupError: xxx")
 
 
 @pytest.mark.parametrize("count", [0, 50])

@@ -120,7 +120,7 @@ def test_an_environment_that_fails_for_all_ends_the_run(converse, tmp_path, meth
         "class Broken:\n    def reset(self, task): ...\n    def step(self, turn): ...\n"
         f"def fail(*arguments):\n    raise LookupError('no opinion')\nBroken.{method} = fail\n"
     )
-    with pytest.raises(DataError, match=r"(?s)s method \w+ raised\..*prompt .*for every sample so far.*no opinion"):
+    with pytest.raises(DataError, match=r"(?s)s method \w+ raised.*prompt .*for every sample so far.*no opinion"):
         converse(path=f"{tmp_path}/e.py:Broken")
 
 
@@ -160,7 +160,7 @@ def test_what_goes_wrong_beside_training_is_raised_when_responses_are_needed(con
     def train(turns, pool, executor):
         turns.attend(Training(lambda: False))
 
-    with pytest.raises(DataError, match=r"(?s)s method \w+ raised\..*for every sample so far.*no opinion"):
+    with pytest.raises(DataError, match=r"(?s)s method \w+ raised.*for every sample so far.*no opinion"):
         converse(path=f"{tmp_path}/e.py:Broken", count=4, disturb=train)
 
 

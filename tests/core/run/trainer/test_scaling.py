@@ -83,7 +83,7 @@ def test_what_cannot_be_had_is_a_warning_and_the_run_goes_on(scaled, monkeypatch
     assert run.sizes == [2, 4, 2], "the one that had started has ended again"
     ours = [warning for warning in run.progress.warnings if warning.startswith("rollout.replicas")]
     assert ours[0] == "rollout.replicas stays 1: There are too few devices. there are 4"
-    assert ours[1] == "rollout.replicas stays 1: The file has no number of replicas. it has 'many'"
+    assert ours[1] == "rollout.replicas stays 1: The file replicas.wanted holds no number of replicas. it has 'many'"
     assert ours[2] == "rollout.replicas stays 2: A process could not be started. the machine is full"
     assert len(ours) == 3, "each is said once"
 
@@ -96,11 +96,11 @@ def big(path):
     ("write", "why"),
     [
         (big, "it has more than 20 bytes"),
-        (lambda path: path.write_bytes(b"\xff\x00"), "The file has no number of replicas"),
+        (lambda path: path.write_bytes(b"\xff\x00"), "holds no number of replicas"),
         (lambda path: path.write_text("-3"), "it has '-3'"),
         (lambda path: path.write_text("0"), "it has '0'"),
-        (lambda path: path.write_text("65"), "a step has 64 responses"),
-        (lambda path: path.write_text("9" * 19), "a step has 64 responses"),
+        (lambda path: path.write_text("65"), "a step has 64 ("),
+        (lambda path: path.write_text("9" * 19), "a step has 64 ("),
         (os.mkfifo, None),
         (lambda path: path.mkdir(), None),
         (lambda path: path.symlink_to("/dev/zero"), None),
@@ -126,10 +126,10 @@ def other_configuration(patch):
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda patch: patch.setattr(scale, "generates_in_training", lambda _: True), "no replicas"),
+        (lambda patch: patch.setattr(scale, "generates_in_training", lambda _: True), "no rollout replicas"),
         (lambda patch: patch.setattr(scale, "REPLICAS", "no/such/folder"), "cannot be written"),
         (lambda patch: patch.setattr(scale, "most_replicas", lambda _: 2), "no work for so many"),
-        (other_configuration, "not one of this version"),
+        (other_configuration, "This version of Anytron cannot read"),
     ],
 )
 def test_what_cannot_be_asked_for_is_refused_in_words(scaled, tmp_path, monkeypatch, change, what):
@@ -145,7 +145,7 @@ def test_what_cannot_be_asked_for_is_refused_in_words(scaled, tmp_path, monkeypa
 def test_what_an_earlier_start_was_asked_for_is_forgotten(scaled, tmp_path):
     scaled({2: 3}).train()
     assert (tmp_path / "run" / REPLICAS).read_text() == "3\n"
-    with pytest.raises(ConfigError, match="Only a run that goes on") as caught:
+    with pytest.raises(ConfigError, match="only while a run goes on") as caught:
         ask_for_replicas(tmp_path / "run", 2)
     assert "the run is finished" in caught.value.why
     assert "resume=auto rollout.replicas=2" in caught.value.fix
@@ -173,5 +173,5 @@ def test_replicas_apart_need_a_device_each(new_run):
     executor.require_replicas(2)
     with pytest.raises(ConfigError, match="too few devices for the replicas") as caught:
         executor.require_replicas(3)
-    assert caught.value.why == "2 training ranks and 3 replicas need one each, and chip has 4"
+    assert caught.value.why == "2 training ranks and 3 replicas need one device each, and the platform chip has 4"
     assert caught.value.fix == "ask for at most 2"

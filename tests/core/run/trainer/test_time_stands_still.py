@@ -185,9 +185,7 @@ def test_data_show_says_that_the_template_reads_the_clock_and_which_moment_it_sh
         return done.stdout
 
     said = show()
-    assert (
-        "The chat template reads the clock (strftime_now): %d%H%M is 272359. It shows the moment in which this" in said
-    )
+    assert "(strftime_now): %d%H%M is 272359. Prompts show the time at which this" in said
     again = json.loads(show("resume=auto", "--json"))
     assert again["clock"] == {"moment": FIRST.isoformat(), "of": "the run", "shown": {"%d%H%M": "252358"}}
     assert again["prompts"][0]["text"].startswith("252358")

@@ -93,7 +93,7 @@ def test_a_trace_that_is_too_large_is_deleted_and_the_run_goes_on(new_run):
     output = run.train().output_dir
     assert len(lines(output / "metrics.jsonl")) == 2
     assert list((output / "profile").iterdir()) == []
-    assert any("its trace could not be written: it had" in text for text in run.progress.warnings)
+    assert any("its trace could not be written: the trace has" in text for text in run.progress.warnings)
 
 
 def test_memory_of_every_step(new_run):

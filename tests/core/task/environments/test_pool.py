@@ -77,7 +77,7 @@ def test_each_conversation_has_an_environment_of_its_own(start, processes):
 
 
 FAULTS = {
-    "raises": ("An environment's method step raised.", "LookupError: no opinion"),
+    "raises": ("An environment's method step raised an exception.", "LookupError: no opinion"),
     "exits": ("An environment's method step tried to end its process.", "SystemExit: 3"),
     "dies": ("An environment process died.", "status 7"),
     "hangs": ("An environment took too long.", "in hangs"),
@@ -86,8 +86,8 @@ FAULTS = {
         "An environment's method step returned an invalid value.",
         "it returned str, not an Observation",
     ),
-    "says_nothing": ("An environment's method step raised.", "this one has none"),
-    "gives_nan": ("An environment's method step raised.", "reward is nan, not a finite number"),
+    "says_nothing": ("An environment's method step raised an exception.", "this one has none"),
+    "gives_nan": ("An environment's method step raised an exception.", "reward is nan, not a finite number"),
 }
 
 
@@ -134,7 +134,7 @@ def test_the_calls_that_wait_for_a_process_are_one_message(start, sent):
     assert sent == [MOST_CALLS, 6] * 2
     answers = say(pool, dict.fromkeys(numbers, "b") | {numbers[3]: "dies", numbers[-1]: "raises"})
     assert answers.pop(numbers[3]).what == "An environment process died."
-    assert answers.pop(numbers[-1]).what == "An environment's method step raised."
+    assert answers.pop(numbers[-1]).what == "An environment's method step raised an exception."
     assert {heard(answer).partition("#")[2] for answer in answers.values()} == {"2:b"}
     assert len(answers) == count - 2
 

@@ -55,7 +55,7 @@ def wait_until_gone(pid: int) -> None:
 
 
 FAULTS = {
-    "raises": ("A reward function raised.", "LookupError: no opinion"),
+    "raises": ("A reward function raised an exception.", "LookupError: no opinion"),
     "exits": ("A reward function tried to end its process.", "SystemExit: 3"),
     "dies": ("A reward process died.", "status 7"),
     "kills_itself": ("A reward process died.", "SIGKILL"),

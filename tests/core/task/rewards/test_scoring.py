@@ -177,7 +177,7 @@ def test_a_function_that_raises_is_shown_with_the_sample_it_looked_at():
         return 1 / (one.prompt_id != "p2")
 
     (failure,) = answer(lambda samples: [score(one) for one in samples], SAMPLES).failures
-    assert (failure.what, failure.sample) == ("A reward function raised.", 2)
+    assert (failure.what, failure.sample) == ("A reward function raised an exception.", 2)
     assert "ZeroDivisionError" in failure.why
 
 

@@ -130,7 +130,7 @@ def test_a_damaged_bucket_is_refused(new_transfer, monkeypatch):
         return real(self, used)
 
     monkeypatch.setattr(Bucket, "checksum", checksum)
-    message = r"(?s)damaged in transfer.*bucket 1, version 3.*XXH3"
+    message = r"(?s)damaged in transfer.*bucket 1 of the weights of version 3.*XXH3"
     fails(new_transfer(), [("a", torch.ones(2000))], TransferError, message)
 
 
@@ -145,7 +145,7 @@ def test_a_byte_that_changes_on_the_way_is_noticed(new_transfer, monkeypatch):
         real(self, connection, bucket, used)
 
     monkeypatch.setattr(network._SenderEnd, "send", send)
-    message = r"(?s)damaged in transfer.*bucket 1, version 3.*XXH3"
+    message = r"(?s)damaged in transfer.*bucket 1 of the weights of version 3.*XXH3"
     fails(new_transfer(), [("a", torch.ones(2000))], TransferError, message)
 
 
@@ -186,7 +186,7 @@ def test_a_name_that_comes_twice_is_refused_by_the_sender(new_transfer, tmp_path
         sent = pool.submit(whole.stream.send, twice, 3, lambda name: False)
         with pytest.raises(TransferError, match="Only a part of the weights arrived"):
             collect(whole.origin(0))
-        with pytest.raises(EngineError, match=r"(?s)exported twice.*a, version 3"):
+        with pytest.raises(EngineError, match=r"(?s)exported twice.*a, weights of version 3"):
             sent.result()
     assert list(tmp_path.iterdir()) == []
 
