@@ -210,7 +210,13 @@ def leave_one_out_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: Alg
 
 def _of_responses(batch: RaggedBatch, rewards: Tensor, formula: Callable[[Tensor], Tensor], name: str) -> Tensor:
     """Apply a formula of groups, and give every response token its response's value: ``[T]``."""
-    per_sequence = compare(rewards, required(batch.groups, "groups", name), formula)
+    groups, responses = required(batch.groups, "groups", name), batch.responses
+    if responses is None:
+        per_sequence = compare(rewards, groups, formula)
+    else:  # a response counts once in its group, however many sequences it has
+        sizes = torch.tensor(group_sizes(responses))
+        first = sizes.cumsum(0) - sizes
+        per_sequence = compare(rewards[first], groups[first], formula).repeat_interleave(sizes)
     return broadcast_to_tokens(per_sequence, batch.lengths, batch.response_mask)
 
 

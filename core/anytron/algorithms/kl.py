@@ -110,10 +110,12 @@ def adapted(algorithm: AlgorithmSection, metrics: Mapping[str, float], samples: 
 
 
 def rewards_of_responses(rewards: Tensor, batch: RaggedBatch, algorithm: AlgorithmSection) -> Tensor:
-    """Return the reward of each response, minus the KL penalties of its tokens if penalties are part of the reward.
+    """Return each sequence's reward: its response's, minus its tokens' KL penalties if they are part of the reward.
+
+    If a response has several sequences, the penalties of all of them are subtracted from the reward of each.
 
     Args:
-        rewards: float32 ``[B]``, the reward of each response without penalties.
+        rewards: float32 ``[B]``, the reward of each sequence's response without penalties.
         batch: The samples; if rewards are penalised, with ``old_log_probs`` and ``reference_log_probs``.
         algorithm: Section ``algorithm`` of the configuration.
 
@@ -123,16 +125,19 @@ def rewards_of_responses(rewards: Tensor, batch: RaggedBatch, algorithm: Algorit
     if not penalizes_rewards(algorithm):
         return rewards
     penalties = algorithm.kl_coefficient * kl_of_rewards(batch, algorithm)
-    sequence = torch.repeat_interleave(torch.arange(batch.num_sequences), batch.lengths)
-    return rewards - torch.zeros_like(rewards).index_add_(0, sequence, penalties)
+    of_sequences = torch.arange(batch.num_sequences)
+    if batch.responses is not None:
+        of_sequences = torch.unique_consecutive(batch.responses, return_inverse=True)[1]
+    response = torch.repeat_interleave(of_sequences, batch.lengths)
+    return rewards - torch.zeros_like(rewards).index_add_(0, response, penalties)[of_sequences]
 
 
 def rewards_of_tokens(rewards: Tensor, batch: RaggedBatch, algorithm: AlgorithmSection) -> Tensor:
     """Return the reward of each token; arguments as for :func:`rewards_of_responses`.
 
-    The last token of a response gets the response's reward, and all other tokens get 0. If penalties are part of the
-    reward, ``kl_coefficient * KL_t`` is subtracted from each token's reward (arXiv:1909.08593, eq. 2; arXiv:2203.02155,
-    section 3.5).
+    The last token of each sequence's response gets the response's reward, and all other tokens get 0. If penalties are
+    part of the reward, ``kl_coefficient * KL_t`` is subtracted from each token's reward (arXiv:1909.08593, eq. 2;
+    arXiv:2203.02155, section 3.5).
 
     Returns:
         float32 ``[T]``, 0 outside of responses.

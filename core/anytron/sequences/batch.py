@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from anytron.task.data.images import ImagePatches
 
 
-_PER_SEQUENCE = ("lengths", "groups")
+_PER_SEQUENCE = ("lengths", "groups", "responses")
 _OF_UPDATES = (
-    "groups", "rollout_log_probs", "old_log_probs", "reference_log_probs", "teacher_log_probs", "token_rewards",
-    "advantages", "values", "returns", "loss_weights", "token_shares",
+    "groups", "responses", "rollout_log_probs", "old_log_probs", "reference_log_probs", "teacher_log_probs",
+    "token_rewards", "advantages", "values", "returns", "loss_weights", "token_shares",
 )  # fmt: skip
 """Fields that scoring does not read."""
 
@@ -44,6 +44,9 @@ class RaggedBatch:
         temperature: Sampling temperature; log-probs are computed from logits divided by it.
         groups: int64 ``[B]``, number of the prompt of each sequence; sequences of a prompt are
             adjacent, and there may be a different number for each prompt. None if every sequence has its own prompt.
+        responses: int64 ``[B]``, number of the response of each sequence, ascending. An agent may hold several
+            conversations for one response; they are adjacent sequences with one reward, which count as one sample of
+            their group. None if every sequence is a response.
         rollout_log_probs: float32 ``[T]``, as the rollout engine computed them; 0 outside of responses. None if no
             rollout engine did.
         old_log_probs: float32 ``[T]``, log-probs of the training engine before this step's updates; None if the
@@ -76,6 +79,7 @@ class RaggedBatch:
     response_mask: Tensor
     temperature: float = 1.0
     groups: Tensor | None = None
+    responses: Tensor | None = None
     rollout_log_probs: Tensor | None = None
     old_log_probs: Tensor | None = None
     reference_log_probs: Tensor | None = None
@@ -112,8 +116,8 @@ class RaggedBatch:
             name: torch.from_numpy(taken(values.numpy(), ranges)) for name, values in self._per_token().items()
         }
         images = None if self.images is None else tuple(self.images[index] for index in sequences.tolist())
-        groups = None if self.groups is None else self.groups[sequences]
-        return replace(self, lengths=self.lengths[sequences], groups=groups, images=images, **per_token)
+        per_sequence: dict[str, Any] = {name: values[sequences] for name, values in self._per_sequence().items()}
+        return replace(self, images=images, **per_sequence, **per_token)
 
     def for_scoring(self) -> RaggedBatch:
         """Return a batch with the fields that a model reads to compute scores. The fields of updates are None."""
@@ -126,7 +130,7 @@ class RaggedBatch:
         return replace(self, old_log_probs=outputs.log_probs, routing=routing)
 
     def to(self, device: torch.device) -> RaggedBatch:
-        """Copy the per-token values to ``device``; lengths, groups and images stay on the host."""
+        """Copy the per-token values to ``device``; values of sequences and images stay on the host."""
         per_token: dict[str, Any] = {name: values.to(device) for name, values in self._per_token().items()}
         return replace(self, **per_token)
 

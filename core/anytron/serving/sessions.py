@@ -67,6 +67,7 @@ class Branch:
     """A conversation from its beginning to a turn that no other turn continues.
 
     Attributes:
+        turns: The turns of the conversation, one or more.
         tokens: Token ids of the whole conversation, ``[T]``.
         mask: For each token, whether it was sampled and is not marked in an earlier branch of the session, ``[T]``.
             So over all branches each sampled token is marked once.
@@ -74,10 +75,16 @@ class Branch:
         versions: Version of the weights that sampled each token; None for given tokens, ``[T]``.
     """
 
+    turns: tuple[Turn, ...]
     tokens: tuple[int, ...]
     mask: tuple[bool, ...]
     log_probs: tuple[float, ...]
     versions: tuple[int | None, ...]
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """The tokens before the first turn."""
+        return tuple(self.turns[0].given)
 
 
 @dataclass(frozen=True)
@@ -235,10 +242,13 @@ class Session:
         return turn
 
     def branches(self) -> Iterator[Branch]:
-        """Yield each branch of the session, in the order in which they began to differ from earlier ones."""
+        """Yield each branch of the session: that of the last answer, then the others in the order of their last turns.
+
+        A turn that several branches have is marked in the first one that is yielded.
+        """
         continued = {id(turn.before) for turn in self.turns}
         marked: set[int] = set()
-        for leaf in self.turns:
+        for leaf in (*self.turns[-1:], *self.turns[:-1]):
             if id(leaf) in continued:
                 continue
             path = leaf.path()
@@ -283,4 +293,4 @@ def _branch(path: Sequence[Turn], marked: set[int]) -> Branch:
         mask += [False] * len(given) + [id(turn) not in marked] * len(response.tokens)
         log_probs += [0.0] * len(given) + list(response.log_probs)
         versions += [*[None] * len(given), *response.versions]
-    return Branch(tuple(tokens), tuple(mask), tuple(log_probs), tuple(versions))
+    return Branch(tuple(path), tuple(tokens), tuple(mask), tuple(log_probs), tuple(versions))

@@ -125,6 +125,13 @@ METRICS = (
     ),
     Metric("validation/time_s", "seconds", "the whole validation, all sets", _VALIDATION),
     Metric("environment/failed", "samples", "samples whose environment failed", _TURNS),
+    Metric(
+        "environment/conversations_mean",
+        "",
+        "mean number of conversations of a sample; only agents hold several, and then the metrics of turns and "
+        "observations are those of the last one",
+        _TURNS,
+    ),
     Metric("environment/turns_mean", "turns", "mean number of the model's turns", _TURNS),
     Metric("environment/turns_max", "turns", "the most turns of a sample", _TURNS),
     Metric("environment/observation_tokens_mean", "tokens", "mean length of what the environment wrote", _TURNS),

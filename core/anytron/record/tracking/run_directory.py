@@ -314,5 +314,21 @@ def _taken(sink: JsonlSink, directory: Path, failures: list[str]) -> JsonlSink:
 
 
 def _of_turns(sample: Sample, outcome: Outcome) -> dict[str, Any]:
-    mask = [] if sample.response_mask is None else [int(own) for own in sample.response_mask]
-    return {"response_mask": mask, "turns": outcome.turns, "environment_reward": outcome.reward}
+    others = [_of_tokens(other) for other in sample.others]
+    return {
+        **_mask(sample),
+        "turns": outcome.turns,
+        "environment_reward": outcome.reward,
+        **({"others": others} if others else {}),
+    }
+
+
+def _of_tokens(other: Sample) -> dict[str, Any]:
+    """Return what is recorded of a further conversation of an agent."""
+    tokens = list(other.response_tokens)
+    said = {"prompt": other.prompt_text, "response": other.response_text, "response_tokens": tokens}
+    return {**said, **_mask(other)}
+
+
+def _mask(sample: Sample) -> dict[str, list[int]]:
+    return {"response_mask": [int(own) for own in sample.response_mask or ()]}

@@ -5,12 +5,22 @@ agent has ended, its session is one sample::
 
     prompt -> turn -> messages -> turn -> messages -> turn
               [own]   [given]     [own]   [given]     [own]       response mask
+
+A session may hold several conversations, such as those of sub-agents, and conversations may branch. The response is
+the conversation of the last answer, and the others are its
+:attr:`~anytron.workers.engines.rollout_engine.Response.others`. All have the session's reward. A turn that two branches
+have is the model's own in one of them, so that it is trained once::
+
+    prompt -> turn -> messages -> turn           the response
+              [own]   [given]     [own]
+    prompt -> turn -> messages -> turn           another, which branches off after the first turn
+              [given] [given]     [own]
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -28,7 +38,7 @@ if TYPE_CHECKING:
     from anytron.run.preflight.prepare import PreparedRun
     from anytron.run.rollout.pool import RolloutPool
     from anytron.serving.endpoint import Endpoint
-    from anytron.serving.sessions import Session
+    from anytron.serving.sessions import Branch, Session
     from anytron.task.data.prompts import TokenizedPrompt
     from anytron.task.environments.pool import EnvironmentPool
     from anytron.workers.engines.rollout_engine import StopReason
@@ -186,24 +196,27 @@ class Agents:
 
     def _whole(self, session: Session, outcome: Reward | Failure, *, finished: bool) -> Response:
         """Return a session as one response, also if it failed."""
-        turns = [] if not session.turns else session.turns[-1].path()
+        reason: StopReason = "stop" if finished and not isinstance(outcome, Failure) else "length"
+        branches = list(session.branches())
+        turns = branches[0].turns if branches else ()
         texts = tuple(self._endpoint.model.decode(turn.response.tokens) for turn in turns) or ("",)
         if isinstance(outcome, Failure):
             found = Outcome(texts, 0.0, {}, outcome)
         else:
             found = Outcome(texts, outcome.reward, outcome.metrics)
-        tokens: list[int] = []
-        log_probs: list[float] = []
-        mask: list[bool] = []
-        for place, turn in enumerate(turns):
-            given = turn.given if place else ()
-            tokens += [*given, *turn.response.tokens]
-            log_probs += [*[0.0] * len(given), *turn.response.log_probs]
-            mask += [*[False] * len(given), *[True] * len(turn.response.tokens)]
-        versions = tuple(version for turn in turns for version in turn.response.versions)
-        reason: StopReason = "stop" if finished and not isinstance(outcome, Failure) else "length"
-        prompt = tuple(turns[0].given) if turns else None
-        return Response(tokens, log_probs, reason, versions, None, mask, found, prompt)
+        if not branches:
+            return Response((), (), reason, (), None, (), found)
+        others = tuple(_conversation(branch, reason) for branch in branches[1:] if any(branch.mask))
+        return replace(_conversation(branches[0], reason), environment=found, others=others)
+
+
+def _conversation(branch: Branch, reason: StopReason) -> Response:
+    """Return a conversation of an agent without its outcome; what it shares with an earlier one is given."""
+    prompt, mask = branch.prompt, branch.mask
+    versions = [version for version, own in zip(branch.versions, mask, strict=True) if own and version is not None]
+    log_probs = [log_prob if own else 0.0 for log_prob, own in zip(branch.log_probs, mask, strict=True)]
+    begin = len(prompt)
+    return Response(branch.tokens[begin:], log_probs[begin:], reason, versions, None, mask[begin:], prompt=prompt)
 
 
 def _outcome(session: Session, answer: AgentResult | Failure) -> Reward | Failure:
@@ -221,14 +234,6 @@ def _outcome(session: Session, answer: AgentResult | Failure) -> Reward | Failur
             "An agent did not ask the model anything.",
             f"its session has no answer; requests: {dict(session.counts) or 'none'}",
             "let it use task.base_url, task.api_key and task.model",
-        )
-    continued = {id(turn.before) for turn in session.turns if turn.before is not None}
-    conversations = sum(id(turn) not in continued for turn in session.turns)
-    if conversations > 1:
-        return Failure(
-            "An agent held several conversations in one session.",
-            f"{len(session.turns)} answers are in {conversations} conversations, and a sample is one conversation",
-            "let the agent append to one list of messages, and ask for one answer at a time",
         )
     sent = session.reward
     if answer.reward is None and sent is None:

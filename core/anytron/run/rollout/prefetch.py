@@ -154,7 +154,8 @@ class RolloutPrefetch:
 
 
 def _age(responses: Sequence[Sequence[Response]], version: int) -> dict[str, float]:
-    made = [run for group in responses for response in group for run in response.version_runs]
+    every = [one for group in responses for response in group for one in (response, *response.others)]
+    made = [run for response in every for run in response.version_runs]
     tokens = sum(count for _, count in made)
     ages = sum((version - older) * count for older, count in made)
     oldest = min((older for older, _ in made), default=version)

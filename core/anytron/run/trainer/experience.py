@@ -13,7 +13,7 @@ The drawn groups depend on the data, the seeds and the weights alone: a resumed 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -88,17 +88,30 @@ class Experience:
 
     @property
     def used_rewards(self) -> Tensor:
-        """Rewards, penalties included, of the samples that are trained on, float32 ``[B]``."""
-        return (self.rewards.total + self.penalties)[self.used]
+        """Reward, penalties included, of each sequence of :meth:`batch`, float32 ``[B]``."""
+        return (self.rewards.total + self.penalties)[self.used].repeat_interleave(self._conversations)
 
     def batch(self, temperature: float) -> RaggedBatch:
-        """Assemble the samples that are trained on.
+        """Assemble the samples that are trained on; each conversation of a sample is a sequence.
 
         Args:
             temperature: Sampling temperature.
         """
-        used = [sample for sample, one in zip(self.samples, self.used.tolist(), strict=True) if one]
-        return assemble(used, temperature, self.groups[self.used])
+        counts = self._conversations
+        groups = self.groups[self.used].repeat_interleave(counts)
+        batch = assemble([one for sample in self._used for one in sample.conversations], temperature, groups)
+        if int(counts.sum()) == len(counts):
+            return batch
+        return replace(batch, responses=torch.arange(len(counts)).repeat_interleave(counts))
+
+    @property
+    def _used(self) -> list[Sample]:
+        return [sample for sample, one in zip(self.samples, self.used.tolist(), strict=True) if one]
+
+    @property
+    def _conversations(self) -> Tensor:
+        """Number of conversations of each sample that is trained on, int64."""
+        return torch.tensor([len(sample.conversations) for sample in self._used], dtype=torch.int64)
 
 
 class ExperienceMaker:
@@ -150,7 +163,7 @@ class ExperienceMaker:
                 memory = self._prefetch.move_on(step)
         whole = _step(found, self._config)
         self._run.write_samples(step, whole.samples, whole.rewards)
-        unknown = self._unknown([sample.response_tokens for sample in whole.samples])
+        unknown = self._unknown([one.response_tokens for sample in whole.samples for one in sample.conversations])
         return replace(whole, metrics={**whole.metrics, **memory, "response/unknown_tokens": unknown})
 
     def _unknown(self, responses: Sequence[Sequence[int]]) -> int:
@@ -245,13 +258,14 @@ def make_samples(
     Returns:
         The samples; samples of one prompt are adjacent and share its images.
     """
-    pairs = [(prompt, response) for prompt, group in zip(prompts, responses, strict=True) for response in group]
+    whole = [(prompt, response) for prompt, group in zip(prompts, responses, strict=True) for response in group]
+    pairs = [(prompt, one) for prompt, response in whole for one in (response, *response.others)]
     texts = decode_responses(tokenizer, [response.tokens for _, response in pairs])
 
     def text_of(prompt: TokenizedPrompt, response: Response) -> str:
         return prompt.text if response.prompt is None else str(tokenizer.decode(list(response.prompt)))
 
-    return [
+    made = iter(
         Sample(
             prompt_id=prompt.id,
             prompt_text=text_of(prompt, response),
@@ -269,7 +283,8 @@ def make_samples(
             opened=_opened(text_of(prompt, response), response, tokenizer),
         )
         for (prompt, response), text in zip(pairs, texts, strict=True)
-    ]
+    )
+    return [replace(next(made), others=tuple(islice(made, len(response.others)))) for _, response in whole]
 
 
 def _opened(prompt: str, response: Response, tokenizer: Any) -> str:

@@ -51,7 +51,8 @@ def step_metrics(
     rows = rows[~rows.isnan().all(dim=1)]
     lengths = torch.tensor([sample.own_tokens for sample in samples], dtype=torch.float32)
     truncated = sum(not sample.finished for sample in samples) / len(samples)
-    tokens = sum(len(sample.prompt_tokens) + len(sample.response_tokens) for sample in samples)
+    every = [one for sample in samples for one in sample.conversations]
+    tokens = sum(len(one.prompt_tokens) + len(one.response_tokens) for one in every)
     seconds = clock.elapsed()
     metrics: dict[str, float] = {
         "step": step,
@@ -111,8 +112,11 @@ def _of_environments(samples: Sequence[Sample]) -> dict[str, float]:
         return {}
     whole = [(sample, outcome) for sample, outcome in found if outcome.failure is None]
     turns = [len(outcome.turns) for _, outcome in whole]
-    read = [len(sample.response_tokens) - sample.own_tokens for sample, _ in whole]
-    numbers: dict[str, float] = {"turns_mean": sum(turns), "observation_tokens_mean": sum(read)}
+    numbers: dict[str, float] = {
+        "turns_mean": sum(turns),
+        "observation_tokens_mean": sum(sample.observed_tokens for sample, _ in whole),
+        "conversations_mean": sum(len(sample.conversations) for sample, _ in whole),
+    }
     for _, outcome in whole:
         for name, number in outcome.metrics.items():
             numbers[f"metrics/{name}"] = numbers.get(f"metrics/{name}", 0.0) + number

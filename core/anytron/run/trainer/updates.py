@@ -188,7 +188,8 @@ class UpdatePlan:
                 counts = batch.response_counts[sequences]
                 if batch.response_counts.any() and not counts.any():
                     continue
-                weights = loss_weights(counts, self.aggregation, self.length_constant)
+                responses = None if batch.responses is None else batch.responses[sequences]
+                weights = loss_weights(counts, self.aggregation, self.length_constant, responses)
                 yield MiniBatch(batch, sequences, weights, token_share(counts))
 
     def micro_batches(self, batch: RaggedBatch | MiniBatch, dp_size: int) -> list[list[MicroBatch]]:

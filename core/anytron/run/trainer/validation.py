@@ -98,12 +98,18 @@ class Validation:
                 seed = derive_seed(config.trainer.seed, f"validation {section.name}", begin)
                 begun: Any = turns.begin(prompts, section.samples_per_prompt, seed)  # of its own kind
                 made = make_samples(prompts, turns.finish(begun), prepared.tokenizer)
-                samples += [replace(sample, patches=None, routing=None) for sample in made]  # only training reads them
+                samples += [_without_inputs(sample) for sample in made]
             try:
                 return samples, score.beside(self.judge)(samples)
             except DataError:
                 self.run.write_samples(step, samples, None, section.name)
                 raise
+
+
+def _without_inputs(sample: Sample) -> Sample:
+    """Return a sample without the fields that only training reads."""
+    others = tuple(_without_inputs(other) for other in sample.others)
+    return replace(sample, patches=None, routing=None, others=others)
 
 
 class ValidationSchedule:

@@ -41,6 +41,9 @@ class Sample:
             (:attr:`anytron.workers.engines.rollout_engine.Response.routing`); reward functions get None.
         opened: The opening tag of thought that the chat template wrote at the end of the prompt, with its white space,
             for example ``<think>`` and a line end. It is empty for most models.
+        others: Further conversations that an agent held for this response; reward functions get none. The sample itself
+            is the conversation with the model's last answer. Tokens that two conversations share are marked in the
+            ``response_mask`` of one of them only.
     """
 
     prompt_id: str
@@ -57,6 +60,12 @@ class Sample:
     environment: Outcome | None = None
     routing: Tensor | None = None
     opened: str = ""
+    others: tuple[Sample, ...] = ()
+
+    @property
+    def conversations(self) -> tuple[Sample, ...]:
+        """The sample, and the further conversations of its agent."""
+        return (self, *self.others)
 
     @property
     def turns(self) -> tuple[str, ...]:
@@ -75,5 +84,11 @@ class Sample:
 
     @property
     def own_tokens(self) -> int:
-        """Number of the response's tokens that the model wrote."""
-        return len(self.response_tokens) if self.response_mask is None else sum(self.response_mask)
+        """Number of the response's tokens that the model wrote, in all conversations."""
+        own = len(self.response_tokens) - self.observed_tokens
+        return own + sum(other.own_tokens for other in self.others)
+
+    @property
+    def observed_tokens(self) -> int:
+        """Number of the response's tokens that the environment wrote, without further conversations."""
+        return 0 if self.response_mask is None else len(self.response_mask) - sum(self.response_mask)

@@ -357,6 +357,6 @@ def _refused(reward: Any, data: Mapping[str, Any], where: str) -> DataError | No
 
 def _plain(sample: Sample) -> Sample:
     """Return a sample as functions get it: without the fields that only the model reads."""
-    if sample.patches is None and sample.routing is None:
+    if sample.patches is None and sample.routing is None and not sample.others:
         return sample
-    return replace(sample, patches=None, routing=None)
+    return replace(sample, patches=None, routing=None, others=())

@@ -117,6 +117,8 @@ class Response:
         response_mask: For each token, whether the model wrote it; None = the model wrote all of them.
         environment: The environment's outcome; None = no environment took part.
         prompt: Token ids of the prompt that an agent sent; None = the prompt that the response was requested for.
+        others: Further conversations that an agent held for this response, each with its ``prompt``. Tokens that two
+            conversations share are the model's in one of them only: where ``response_mask`` is true.
     """
 
     tokens: Sequence[int]
@@ -127,6 +129,7 @@ class Response:
     response_mask: Sequence[bool] | None = None
     environment: Outcome | None = None
     prompt: tuple[int, ...] | None = None
+    others: tuple[Response, ...] = ()
 
     def __post_init__(self) -> None:
         """Pack the numbers: a driver holds millions of them."""

@@ -113,7 +113,6 @@ FAULTS = {
     "text": "it is a str",
     "nan": "not a finite number",
     "edits": "history_not_recorded",
-    "branches": "2 conversations",
     "colder": "other_sampling",
     "seeds": "other_sampling",
     "other key": "invalid_api_key",
@@ -135,6 +134,43 @@ def test_an_agent_that_fails_costs_its_sample_and_no_other(answer, fault):
             else:
                 assert failure is None
                 assert response.environment.reward == 1.0
+
+
+def check_conversations(found, requests, conversations):
+    """Check that responses hold all conversations, and that each answer is the model's own in exactly one of them."""
+    lines = []
+    for response in found:
+        assert response.environment.failure is None
+        assert len(response.others) == conversations - 1
+        for one in (response, *response.others):
+            lines.append(((*one.prompt, *one.tokens), [False] * len(one.prompt) + list(one.response_mask)))
+            assert len(one.versions) == sum(one.response_mask)
+            assert all(bool(value) == own for value, own in zip(one.log_probs, one.response_mask, strict=True))
+            assert (one is response) == (one.environment is not None)
+    begun = 0
+    for request in requests:
+        prompt = request.prompt.tokens
+        own = [mask[len(prompt)] for tokens, mask in lines if tokens[: len(prompt)] == prompt]
+        begun += any(own)
+        assert sum(own) >= 1
+    assert begun == len(requests)
+    starts = sum(own and not before for _, mask in lines for own, before in zip(mask, [False, *mask], strict=False))
+    assert starts == len(requests)
+
+
+def test_each_conversation_of_an_agent_is_trained_and_each_answer_once(answer):
+    found, requests = answer(agent="branching", count=1)
+    responses = list(chain.from_iterable(found))
+    assert len(requests) == 5 * len(responses)
+    check_conversations(responses, requests, 4)
+    assert {response.environment.reward for response in responses} == {0.5}
+    assert {len(response.environment.turns) for response in responses} == {2}
+    for sabotage in (
+        lambda one: replace(one, others=one.others[1:]),  # a conversation is lost
+        lambda one: replace(one, others=(one.others[0], *one.others)),  # or trained twice
+    ):
+        with pytest.raises(AssertionError):
+            check_conversations([sabotage(response) for response in responses], requests, 4)
 
 
 def test_a_key_ends_with_its_agent(answer, tmp_path):

@@ -97,7 +97,6 @@ MISBEHAVIOUR = {
     "text": lambda client: "good",
     "nan": lambda client: float("nan"),
     "edits": edits,
-    "branches": again,
     "colder": lambda client: again(client, temperature=0.5),
     "seeds": lambda client: again(client, seed=1),
     "other key": other_key,
@@ -110,8 +109,19 @@ def choosy(task, fault):
     client.ask()
     if task.prompt_text != "9012>":
         return 1.0
-    found = MISBEHAVIOUR[fault](client)
-    return 1.0 if fault == "branches" else found
+    return MISBEHAVIOUR[fault](client)
+
+
+def branching(task):
+    """Ask; let a sub-agent ask something else; then ask for two answers at once, and for another one at their place."""
+    client, helper = Client(task), Client(task)
+    client.ask()
+    helper.messages[0] = {"role": "user", "content": "31>"}
+    helper.ask()
+    client.show("1;")
+    client.ask(n=2)
+    again(client)
+    return 0.5
 
 
 def tells(task, file):
