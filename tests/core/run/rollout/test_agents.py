@@ -166,11 +166,11 @@ def test_each_conversation_of_an_agent_is_trained_and_each_answer_once(answer):
     assert {response.environment.reward for response in responses} == {0.5}
     assert {len(response.environment.turns) for response in responses} == {2}
     for sabotage in (
-        lambda one: replace(one, others=one.others[1:]),  # a conversation is lost
-        lambda one: replace(one, others=(one.others[0], *one.others)),  # or trained twice
+        lambda one: (one.others[1], *one.others[1:]),  # a conversation is lost
+        lambda one: (one.others[0], replace(one, environment=None, others=()), one.others[2]),  # what is shared counts
     ):
         with pytest.raises(AssertionError):
-            check_conversations([sabotage(response) for response in responses], requests, 4)
+            check_conversations([replace(one, others=sabotage(one)) for one in responses], requests, 4)
 
 
 def test_a_key_ends_with_its_agent(answer, tmp_path):
