@@ -105,7 +105,8 @@ def _serve(
 
     model = DirectoryModel(run.config)
     context = longest_context(run.config, model.context)
-    served = ServedModel(name, model.tokenizer, model.vocab_size, context, model.sampling)
+    known = model.tokenizer, model.vocab_size, context, model.sampling
+    served = ServedModel(name, *known, vision=model.vision(notes.print))
     with contextlib.ExitStack() as ends:
         endpoint = Endpoint(served, run.config.data.chat_template_kwargs, key, bound)
         ends.callback(lambda: notes.print(_ended(endpoint.counts)))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from anytron.config.json_files import is_writable, parse_json, parse_object, strings
+from anytron.serving.pictures import check_image, digests_of, is_image
 from anytron.serving.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -51,26 +52,33 @@ class Conversation:
 
 def extended(key: bytes, message: Mapping[str, Any]) -> bytes:
     """Return the key of a conversation with one more message."""
-    return _digest(key, rendered(message))
+    return _digest(key, {**rendered(message), "images": digests_of(message)})
 
 
 def rendered(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message as chat templates read it: content is text, arguments of a tool call are a mapping.
 
+    Content with an image is a list of parts.
+
     Messages are compared in this form, so that spaces and the order of keys in arguments do not count.
     """
     found = {name: message[name] for name in sorted(FIELDS & message.keys()) if message[name]}
-    found["content"] = _text(message.get("content"))
+    found["content"] = _content(message.get("content"))
     if calls := message.get("tool_calls"):
         found["tool_calls"] = [_call(call) for call in calls]
     return found
 
 
-def check_messages(messages: Sequence[Any]) -> None:
+def check_messages(messages: Sequence[Any], *, images: bool = False) -> None:
     """Check the messages of a request.
 
+    Args:
+        messages: The messages.
+        images: Whether the model takes images.
+
     Raises:
-        Refusal: A message has no known role, content other than text, or a field that would be ignored.
+        Refusal: A message has no known role, content other than text and images, an image that cannot be used, or a
+            field that would be ignored.
     """
     for place, message in enumerate(messages):
         if all(is_writable(text) for _, text in strings(message)):
@@ -79,6 +87,13 @@ def check_messages(messages: Sequence[Any]) -> None:
             why = "it has half of a surrogate pair (\\ud800 to \\udfff), which is not a character"
         if why is not None:
             raise Refusal(400, "invalid_message", f"messages[{place}] cannot be used: {why}.", f"messages[{place}]")
+        content = message.get("content")
+        for number, part in enumerate(content if isinstance(content, list) else ()):
+            where = f"messages[{place}].content[{number}]"
+            if is_image(part) and not images:
+                raise Refusal(400, "no_images", f"{where} is an image, and this model takes text only.", where)
+            if is_image(part):
+                check_image(part, message["role"], where)
     if not messages or messages[-1]["role"] == "assistant":
         why = "the last message must not be the assistant's: the server writes the assistant's next message"
         raise Refusal(400, "invalid_message", f"There is nothing to answer: {why}.", "messages")
@@ -96,16 +111,20 @@ def _mistake(message: Any) -> str | None:
     content = message.get("content")
     if isinstance(content, list):
         for part in content:
-            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-                return "its content must be text, or a list of parts of the type text"
+            if not is_image(part) and not _is_text(part):
+                return "its content must be text, or a list of parts of the types text and image_url"
     elif not isinstance(content, (str, type(None))):
-        return "its content must be text, or a list of parts of the type text"
+        return "its content must be text, or a list of parts of the types text and image_url"
     calls = message.get("tool_calls")
     if calls is not None and (message["role"] != "assistant" or not isinstance(calls, list)):
         return "only the assistant's messages have tool_calls, a list"
     return (
         None if all(_is_call(call) for call in calls or ()) else "a tool call needs a function with name and arguments"
     )
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def _is_call(call: object) -> bool:
@@ -121,8 +140,12 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": str(call.get("id", "")), "type": "function", "function": named}
 
 
-def _text(content: Any) -> str:
-    return "".join(part["text"] for part in content) if isinstance(content, list) else content or ""
+def _content(content: Any) -> Any:
+    if not isinstance(content, list):
+        return content or ""
+    if any(map(is_image, content)):
+        return [{"type": "image"} if is_image(part) else {"type": "text", "text": part["text"]} for part in content]
+    return "".join(part["text"] for part in content)
 
 
 def _arguments(text: str) -> Any:

@@ -15,6 +15,7 @@ from anytron.workers.engines.rollout_engine import PromptInputs
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from anytron.task.data.images import ImagePatches
     from anytron.workers.engines.rollout_engine import Response, SamplingParams
 
 ENDED = "The server ends, and answers no more requests."
@@ -69,19 +70,22 @@ class Desk:
         self._closing = threading.Lock()
         self._closed = False
 
-    async def answer(self, tokens: Sequence[int], sampling: SamplingParams, seed: int) -> Response:
+    async def answer(
+        self, tokens: Sequence[int], sampling: SamplingParams, seed: int, images: ImagePatches | None = None
+    ) -> Response:
         """Wait for a response. If the caller is cancelled, so is the request.
 
         Args:
             tokens: Token ids of the prompt.
             sampling: Sampling parameters.
             seed: Seed of the response.
+            images: The prompt's images.
 
         Raises:
             Refusal: The desk is closed.
         """
         loop = asyncio.get_running_loop()
-        ticket = _Ticket((PromptInputs(tuple(tokens)), sampling, seed), loop, loop.create_future())
+        ticket = _Ticket((PromptInputs(tuple(tokens), images), sampling, seed), loop, loop.create_future())
         with self._closing:
             if self._closed:
                 raise Refusal(503, "server_ends", ENDED)

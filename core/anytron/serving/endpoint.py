@@ -55,7 +55,9 @@ class Endpoint:
         self._keys, self._reported = Keyring(key, limits), Counter[str]()
         with contextlib.ExitStack() as ends:
             ends.callback(bound.close)
-            self._renderer = Renderer(model.tokenizer, model.vocab_size, chat_template_kwargs)
+            self._renderer = Renderer(
+                model.tokenizer, model.vocab_size, chat_template_kwargs, model.vision, limits.pixels
+            )
             ends.callback(self._renderer.close)
             routes = Routes(Service(model, self._renderer, self.desk, limits), self._keys)
             self.counts: Mapping[str, int] = routes.counts

@@ -18,6 +18,7 @@ class Limits:
         answers: Answers to one request (``n``).
         sessions: Sessions that are kept.
         tokens: Recorded tokens of all sessions together.
+        pixels: Pixels of the new images of a request: decoding and resizing take 20 bytes for each.
     """
 
     body_bytes: int = 4 << 20
@@ -28,3 +29,4 @@ class Limits:
     answers: int = 16
     sessions: int = 4096
     tokens: int = 1 << 26
+    pixels: int = 1 << 24

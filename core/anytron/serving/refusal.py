@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 FINAL = frozenset(
-    {"history_not_recorded", "template_rerenders", "too_many_sessions", "too_many_tokens", "not_finite", "not_streamed"}
+    {
+        "history_not_recorded",
+        "image_token_written",
+        "template_rerenders",
+        "too_many_sessions",
+        "too_many_tokens",
+        "not_finite",
+        "not_streamed",
+    }
 )
 """Codes of requests that would fail again, although their HTTP statuses make clients repeat them."""
 

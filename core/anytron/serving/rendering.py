@@ -9,14 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import AnytronError, DataError
 from anytron.serving.conversation import Conversation, rendered
+from anytron.serving.limits import Limits
+from anytron.serving.pictures import decoded, urls_of
 from anytron.serving.refusal import Refusal
 from anytron.task.data.processor_time import processor_time
 from anytron.task.data.prompts import TEMPLATE_SECONDS, Prompt, check_tokens, encode, tokenize
 from anytron.task.data.reading import MEMORY
+from anytron.task.data.vision import pixels_of
 from anytron.task.isolation.reader import ConfinedReader, Errand
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from anytron.task.data.images import ImagePatches
+    from anytron.task.data.vision import VisionProcessor
 
 _log = logging.getLogger(__name__)
 TURN = "anytron stands for a turn"
@@ -30,6 +36,8 @@ class Renderer:
         tokenizer: A Hugging Face tokenizer.
         vocab_size: Token ids are below this.
         template: Further arguments of the chat template (``data.chat_template_kwargs``), before those of a request.
+        vision: Image preprocessing; None for a model without image input.
+        pixels: Most pixels of the new images of a request.
 
     Attributes:
         templated: Whether there is a chat template.
@@ -38,12 +46,20 @@ class Renderer:
         DataError: The process cannot be started or confined.
     """
 
-    def __init__(self, tokenizer: Any, vocab_size: int, template: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        vocab_size: int,
+        template: Mapping[str, Any],
+        vision: VisionProcessor | None = None,
+        pixels: int = Limits.pixels,
+    ) -> None:
+        self._vision = vision
         self.templated = bool(tokenizer.chat_template)
         where = str(tokenizer.name_or_path)
         fix = "shorten the request; if it is short, the tokenizer or the chat template is at fault"
         self._errand = Errand(DataError, "The request cannot be tokenised.", where, fix)
-        self._reader = ConfinedReader(_service(tokenizer, vocab_size, template), memory=MEMORY)
+        self._reader = ConfinedReader(_service(tokenizer, vocab_size, template, vision, pixels), memory=MEMORY)
         self._lock = asyncio.Lock()
         try:
             list(self._reader.ask(("text", "a"), self._errand))
@@ -72,6 +88,14 @@ class Renderer:
             Refusal: Because of the later messages, the template renders the earlier ones in another way than before.
         """
         return await self._tokens(("continuation", conversation, covered, last))
+
+    async def patches(self, urls: Sequence[str]) -> ImagePatches | None:
+        """Prepare the images of a request that the confined process has tokenised; None if there are none."""
+        if not urls or self._vision is None:
+            return None
+        vision = self._vision
+        async with self._lock:  # decoded pictures are large: one request at a time
+            return await asyncio.to_thread(lambda: vision.patches([decoded(url) for url in urls], "the request"))
 
     def close(self) -> None:
         """End the confined process."""
@@ -106,8 +130,24 @@ class Renderer:
         raise Refusal(400, "not_tokenised", "The request cannot be tokenised: the process wrote an invalid answer.")
 
 
-def _service(tokenizer: Any, vocab_size: int, template: Mapping[str, Any]) -> Callable[..., Iterator[Any]]:
+def _service(
+    tokenizer: Any, vocab_size: int, template: Mapping[str, Any], vision: VisionProcessor | None, pixels: int
+) -> Callable[..., Iterator[Any]]:
     """Make the function that answers calls in the confined process."""
+
+    def expanded(tokens: tuple[int, ...], messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        """Repeat the image tokens of messages, whose images are decoded if they have not too many pixels."""
+        if vision is None:
+            return tokens
+        pictures = [decoded(url) for url in urls_of(messages)]
+        if (found := sum(pixels_of(picture, "the request") for picture in pictures)) > pixels:
+            raise DataError(
+                "The images of the request are too large.",
+                where="the request",
+                why=f"they have more than {pixels} pixels in all: {found}",
+                fix="make them smaller, or send them in several requests of the session",
+            )
+        return vision.expand(tokens, pictures, "the request")
 
     def service(call: tuple[Any, ...], note: Callable[[], None]) -> Iterator[Any]:
         del note
@@ -120,6 +160,8 @@ def _service(tokenizer: Any, vocab_size: int, template: Mapping[str, Any]) -> Ca
         tokens = make(tokenizer, template, *arguments)
         if not isinstance(tokens, str):
             check_tokens("the request", tokens, vocab_size)
+            covered = arguments[1] if kind == "continuation" else 0
+            tokens = expanded(tokens, arguments[0].messages[covered:])
         yield {"refused": tokens} if isinstance(tokens, str) else {"tokens": tokens}
 
     return service

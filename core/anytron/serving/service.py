@@ -7,12 +7,14 @@ import contextlib
 import itertools
 import secrets
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.seeds import derive_seed
 from anytron.serving.answers import Written, check_finite, written
 from anytron.serving.conversation import Conversation, check_messages
 from anytron.serving.limits import Limits
+from anytron.serving.pictures import urls_of
 from anytron.serving.refusal import Refusal
 from anytron.serving.requests import (
     ChatBody,
@@ -24,6 +26,7 @@ from anytron.serving.requests import (
     template_arguments,
 )
 from anytron.task.data.decoding import decode_responses
+from anytron.task.data.images import joined_images
 from anytron.workers.engines.rollout_engine import Response
 
 if TYPE_CHECKING:
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
     from anytron.serving.rendering import Renderer
     from anytron.serving.requests import Common
     from anytron.serving.sessions import Session, Turn
+    from anytron.task.data.images import ImagePatches
+    from anytron.task.data.vision import VisionProcessor
     from anytron.workers.engines.rollout_engine import SamplingParams
 
 SLICE = 16
@@ -52,6 +57,7 @@ class ServedModel:
         sampling: Sampling parameters of fields that a request does not set.
         is_trained: Whether a run trains the model meanwhile: its engines are set up for the run's temperature and
             longest response, so that no request may have another temperature or a longer answer.
+        vision: Image preprocessing; None for a model without image input.
     """
 
     name: str
@@ -60,6 +66,7 @@ class ServedModel:
     context: int | None
     sampling: SamplingParams
     is_trained: bool = False
+    vision: VisionProcessor | None = None
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens."""
@@ -79,6 +86,7 @@ class Asked:
         seed: Seed of the first answer.
         conversation: The messages; None on a route of token ids or text.
         examples: Number of assistant messages that the session accepts as examples, which no engine wrote.
+        shown: The images whose tokens are in ``given``.
     """
 
     session: Session | None
@@ -89,6 +97,13 @@ class Asked:
     seed: int
     conversation: Conversation | None = None
     examples: int = 0
+    shown: ImagePatches | None = None
+
+    @cached_property
+    def images(self) -> ImagePatches | None:
+        """The images of the whole prompt."""
+        earlier = () if self.before is None else (turn.images for turn in self.before.path())
+        return joined_images([*earlier, self.shown])
 
 
 class Service:
@@ -113,7 +128,7 @@ class Service:
             Refusal: The request cannot be answered, or the session has not recorded its history.
         """
         self._check(body)
-        check_messages(body.messages)
+        check_messages(body.messages, images=self.model.vision is not None)
         if not self._renderer.templated:
             why = "the tokenizer of this model has no chat template: use /v1/completions"
             raise Refusal(400, "no_chat_template", f"Messages cannot be rendered: {why}.", "messages")
@@ -123,6 +138,7 @@ class Service:
             given = await self._renderer.prompt(conversation)
             tokens = given
         else:
+            self._check_before(before)
             known = before.tokens()
             last = known[-1] if known and known[-1] in self.model.sampling.end_token_ids else None
             given = await self._renderer.continuation(conversation, covered, last)
@@ -130,7 +146,8 @@ class Service:
         sampling, seed = self._sampling(body, tokens, session), self._seed_of(body.seed, session, before)
         written_here = [] if before is None else before.path()
         examples = 0 if session is None else len(conversation.assistants()) - len(written_here)
-        return Asked(session, before, given, tokens, sampling, seed, conversation, examples)
+        shown = await self._renderer.patches(urls_of(conversation.messages[covered:]))
+        return Asked(session, before, given, tokens, sampling, seed, conversation, examples, shown)
 
     async def completion(self, body: CompletionBody, session: Session | None) -> Asked:
         """Check and tokenise a request to continue a text or token ids.
@@ -176,7 +193,10 @@ class Service:
         """
         seeds = [asked.seed, *(derive_seed(asked.seed, "answer", place) for place in range(1, count))]
         with _answering(asked.session, count):
-            waiting = [asyncio.ensure_future(self._desk.answer(asked.tokens, asked.sampling, seed)) for seed in seeds]
+            waiting = [
+                asyncio.ensure_future(self._desk.answer(asked.tokens, asked.sampling, seed, asked.images))
+                for seed in seeds
+            ]
             try:
                 responses = await asyncio.gather(*waiting)
             finally:
@@ -189,7 +209,8 @@ class Service:
     async def stream(self, asked: Asked, *, tools: bool) -> AsyncIterator[tuple[str, Response, Written | None]]:
         """Let an engine answer in slices, and record the answer when it is complete.
 
-        An answer that may end with a stop string or have tool calls comes in one slice.
+        An answer that may end with a stop string or have tool calls comes in one slice, and so does one to images: an
+        image token that the model writes would count as one of them in the next slice.
 
         Args:
             asked: The request.
@@ -201,7 +222,7 @@ class Service:
         Raises:
             Refusal: The model's outputs are not finite, or the server ends.
         """
-        if tools or asked.sampling.stop:
+        if tools or asked.sampling.stop or asked.images is not None:
             (whole,) = await self.answers(asked, 1, tools=tools)
             yield whole.text, whole.response, whole
             return
@@ -248,13 +269,18 @@ class Service:
         if asked.before is None and asked.examples:
             asked.session.counts["examples"] += asked.examples
         for one in found:
-            asked.session.record(asked.before, asked.given, one.response, asked.conversation, one.message)
+            asked.session.record(asked.before, asked.given, one.response, asked.conversation, one.message, asked.shown)
 
     def _of_tokens(self, body: Any, tokens: tuple[int, ...], session: Session | None, seed: int | None) -> Asked:
         if any(token >= self.model.vocab_size for token in tokens):
             why = f"the vocabulary has {self.model.vocab_size} tokens"
             raise Refusal(400, "invalid_request", f"The prompt has a token that the model does not know: {why}.")
         before, covered = (None, 0) if session is None else session.find_tokens(tokens)
+        if before is not None:
+            self._check_before(before)
+        if self.model.vision is not None and self.model.vision.stands_for_pictures(tokens[covered:]):
+            why = "it has the token of an image or a video, and no image belongs to it; send images in chat requests"
+            raise Refusal(400, "image_not_sent", f"The prompt cannot be used: {why}.", "prompt")
         sampling = self._sampling(body, tokens, session)
         seed = self._seed_of(seed, session, before)
         return Asked(session, before, tokens[covered:], tokens, sampling, seed)
@@ -270,6 +296,13 @@ class Service:
         if trained:
             check_engine(found, run)
         return found
+
+    def _check_before(self, before: Turn) -> None:
+        """Refuse to continue a turn with an image token that the model wrote: engines would look for the image."""
+        vision = self.model.vision
+        if vision is not None and vision.stands_for_pictures(before.response.tokens):
+            why = "in its last answer the model wrote the token of an image or a video, to which no picture belongs"
+            raise Refusal(409, "image_token_written", f"The conversation cannot be continued: {why}.", "messages")
 
     def _check(self, body: Common) -> None:
         self._check_model(body.model)

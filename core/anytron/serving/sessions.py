@@ -19,11 +19,13 @@ from anytron.base.packed import Packed
 from anytron.base.seeds import derive_seed
 from anytron.serving.conversation import extended, rendered
 from anytron.serving.refusal import Refusal
+from anytron.task.data.images import joined_images
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from anytron.serving.conversation import Conversation
+    from anytron.task.data.images import ImagePatches
     from anytron.workers.engines.rollout_engine import Response, SamplingParams
 
 SHOWN = 60
@@ -40,6 +42,7 @@ class Turn:
         response: What the engine sampled, unchanged.
         length: Number of tokens from the beginning of the conversation to the end of this turn.
         message: The assistant's message that the client received; None on a route of token ids.
+        images: The images whose tokens are in ``given``; None if there are none.
     """
 
     before: Turn | None
@@ -47,6 +50,7 @@ class Turn:
     response: Response
     length: int
     message: Mapping[str, Any] | None = None
+    images: ImagePatches | None = None
 
     def path(self) -> list[Turn]:
         """Return the turns from the beginning of the conversation to this one."""
@@ -80,6 +84,11 @@ class Branch:
     mask: tuple[bool, ...]
     log_probs: tuple[float, ...]
     versions: tuple[int | None, ...]
+
+    @property
+    def images(self) -> ImagePatches | None:
+        """The images of the conversation."""
+        return joined_images(turn.images for turn in self.turns)
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -217,6 +226,7 @@ class Session:
         response: Response,
         conversation: Conversation | None = None,
         message: Mapping[str, Any] | None = None,
+        images: ImagePatches | None = None,
     ) -> Turn:
         """Record an answer.
 
@@ -226,10 +236,11 @@ class Session:
             response: The answer, as the engine returned it.
             conversation: The chat request; None on a route of token ids.
             message: The assistant's message that the client receives.
+            images: The images whose tokens are in ``given``.
         """
         size = len(given) + len(response.tokens)
         length = size + (0 if before is None else before.length)
-        turn = Turn(before, Packed("i", given), response, length, message)
+        turn = Turn(before, Packed("i", given), response, length, message, images)
         self.turns.append(turn)
         self.size += size
         self.counts["answered"] += 1

@@ -58,9 +58,10 @@ def served(template="qwen", seed=0, limits=LIMITS, **options):
 
 
 @contextmanager
-def serving(pool, one, sampling, limits=LIMITS, context=2000):
+def serving(pool, one, sampling, limits=LIMITS, context=2000, vision=None):
     bound, over = bind("127.0.0.1", 0), threading.Event()
-    with Endpoint(ServedModel("toy", one, len(one), context, sampling), {}, KEY, bound, limits) as endpoint:
+    model = ServedModel("toy", one, len(one), context, sampling, vision=vision)
+    with Endpoint(model, {}, KEY, bound, limits) as endpoint:
 
         def work():
             while not over.is_set():

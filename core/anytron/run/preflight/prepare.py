@@ -153,12 +153,12 @@ def _prompts(config: RunConfig, max_new_tokens: int | None, tell: Tell) -> Prepa
         contexts.append(found[key].context_length)
     context_length = min((one for one in contexts if one is not None), default=None)
     vision = load_vision(config.model, hf_config, tokenizer)
-    if vision is not None and config.environment is not None:
+    if vision is not None and config.environment is not None and not config.environment.is_agent:
         raise ConfigError(
             "Vision-language models cannot be trained in an environment yet.",
             where="environment",
             why="in a later turn, image tokens that the model wrote would count as images of the prompt",
-            fix="remove environment, or choose a model that takes text only",
+            fix="write the environment as an agent (environment.agent), or choose a model that takes text only",
         )
     drops = not config.supervised and config.data.on_bad_answer == "drop"
     sampler = load_mixture(

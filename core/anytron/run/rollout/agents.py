@@ -216,7 +216,15 @@ def _conversation(branch: Branch, reason: StopReason) -> Response:
     versions = [version for version, own in zip(branch.versions, mask, strict=True) if own and version is not None]
     log_probs = [log_prob if own else 0.0 for log_prob, own in zip(branch.log_probs, mask, strict=True)]
     begin = len(prompt)
-    return Response(branch.tokens[begin:], log_probs[begin:], reason, versions, None, mask[begin:], prompt=prompt)
+    return Response(
+        branch.tokens[begin:],
+        log_probs[begin:],
+        reason,
+        versions,
+        response_mask=mask[begin:],
+        prompt=prompt,
+        images=branch.images,
+    )
 
 
 def _outcome(session: Session, answer: AgentResult | Failure) -> Reward | Failure:

@@ -8,21 +8,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anytron.base.errors import EngineError, TransferError
+from anytron.base.errors import ConfigError, EngineError, TransferError
 from anytron.base.files import exhausted
 from anytron.run.rollout.pool import RolloutPool
 from anytron.run.rollout.replica import WeightAnswers
 from anytron.task.data.examination import examined
 from anytron.task.data.model_files import CONFIG_FILE
 from anytron.task.data.pretrained import end_token_ids, load_hf_config, load_tokenizer, padding_token_id
+from anytron.task.data.vision import load_vision
 from anytron.workers.engines.rollout_engine import RolloutEngine, SamplingParams
 from anytron.workers.executor.protocol import submit
 from anytron.workers.weights.transfer import Piece, ReceivedWeights
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from anytron.config.schema import RunConfig
+    from anytron.task.data.vision import VisionProcessor
     from anytron.workers.executor.protocol import Executor, WorkerGroup
 
 
@@ -98,13 +100,28 @@ class DirectoryModel:
         self._settings = config.rollout
         self.directory = config.model.path
         with examined(config.model):
-            text_config = load_hf_config(config.model).get_text_config()
+            hf_config = load_hf_config(config.model)
             self.tokenizer: Any = load_tokenizer(config.model)
+        text_config = hf_config.get_text_config()
+        self._model, self._hf_config = config.model, hf_config
         self.vocab_size: int = text_config.vocab_size
         self.context: int | None = getattr(text_config, "max_position_embeddings", None)
         ends = end_token_ids(config.model, self.tokenizer, self.vocab_size)
         padding = padding_token_id(config.model, self.tokenizer, ends, self.vocab_size)
         self.sampling = SamplingParams.from_config(config.rollout, end_token_ids=ends, pad_token_id=padding)
+
+    def vision(self, tell: Callable[[str], None]) -> VisionProcessor | None:
+        """Load the image processor; None for a model without image input.
+
+        Args:
+            tell: Called with a line that says why the model gets no images, if it takes images that Anytron cannot
+                prepare.
+        """
+        try:
+            return load_vision(self._model, self._hf_config, self.tokenizer)
+        except ConfigError as error:
+            tell(f"requests can have no images: {error.what} {error.why}")
+            return None
 
     def start(self, executor: Executor) -> None:
         """Start the rollout processes."""

@@ -87,7 +87,8 @@ def open_endpoint(
 
     bound = _bound(config.rollout.endpoint or EndpointSection())
     context = longest_context(config, prepared.context_length)
-    model = ServedModel(MODEL, prepared.tokenizer, prepared.vocab_size, context, prepared.sampling, is_trained=True)
+    known = prepared.tokenizer, prepared.vocab_size, context, prepared.sampling
+    model = ServedModel(MODEL, *known, is_trained=True, vision=prepared.vision)
     agents = 0 if config.environment is None else config.environment.processes
     limits = Limits(connections=512 + 4 * agents, requests=256 + 4 * agents)
     with Endpoint(model, prepared.chat_template_kwargs, key, bound, limits) as endpoint:

@@ -276,7 +276,7 @@ def make_samples(
             finished=response.finished,
             data=prompt.data,
             images=prompt.images,
-            patches=prompt.patches,
+            patches=prompt.patches if response.prompt is None else response.images,
             response_mask=response.response_mask,
             environment=response.environment,
             routing=response.routing,

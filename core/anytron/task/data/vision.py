@@ -79,6 +79,10 @@ class VisionProcessor:
                 fix="set another pad_token in the tokenizer_config.json of the tokenizer's directory",
             )
 
+    def stands_for_pictures(self, tokens: Sequence[int]) -> bool:
+        """Return whether any of the tokens stands for an image or a video."""
+        return self._image_token_id in tokens or self._video_token_id in tokens
+
     def expand(self, tokens: Sequence[int], images: Sequence[Picture], where: str) -> tuple[int, ...]:
         """Repeat each image token as often as the model makes tokens of its image.
 
@@ -187,6 +191,25 @@ def load_vision(model: ModelSection, hf_config: Any, tokenizer: Any) -> VisionPr
     return VisionProcessor(load_image_processor(model), hf_config, str(image_token))
 
 
+def pixels_of(picture: bytes, where: str) -> int:
+    """Return the number of pixels of an encoded picture, without decoding them.
+
+    Raises:
+        DataError: The picture's format is not in :data:`FORMATS`, or the file is damaged.
+    """
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(io.BytesIO(picture), formats=FORMATS) as opened:
+                return math.prod(opened.size)
+    except Image.DecompressionBombError:  # its limit is above all of ours
+        return MOST_PIXELS + 1
+    except (OSError, ValueError, SyntaxError, AttributeError, TypeError) as error:
+        raise exhausted(error, where) or _unreadable(where, error) from error
+
+
 def read_picture(picture: Picture, where: str) -> Image:
     """Decode a picture: upright, RGB.
 
@@ -214,13 +237,18 @@ def read_picture(picture: Picture, where: str) -> Image:
         with opened:
             return _upright(opened)
     except (OSError, ValueError, SyntaxError, AttributeError, TypeError, Image.DecompressionBombError) as error:
-        raise exhausted(error, where) or DataError(
-            "An image cannot be read.",
-            where=f"{where}, {picture if isinstance(picture, (str, os.PathLike)) else type(picture).__name__}",
-            why=f"{type(error).__name__}: {error}",
-            fix="give PIL images or paths of picture files; paths in a data file are relative to the option "
-            "`image_folder`, or by default to the folder of the data file",
-        ) from error
+        named = picture if isinstance(picture, (str, os.PathLike)) else type(picture).__name__
+        raise exhausted(error, where) or _unreadable(f"{where}, {named}", error) from error
+
+
+def _unreadable(where: str, error: Exception) -> DataError:
+    return DataError(
+        "An image cannot be read.",
+        where=where,
+        why=f"{type(error).__name__}: {error}",
+        fix="give PIL images or paths of picture files; paths in a data file are relative to the option "
+        "`image_folder`, or by default to the folder of the data file",
+    )
 
 
 def _upright(picture: Image) -> Image:

@@ -117,6 +117,7 @@ class Response:
         response_mask: For each token, whether the model wrote it; None = the model wrote all of them.
         environment: The environment's outcome; None = no environment took part.
         prompt: Token ids of the prompt that an agent sent; None = the prompt that the response was requested for.
+        images: The images that an agent sent, of which tokens are in ``prompt`` and ``tokens``; None = it sent none.
         others: Further conversations that an agent held for this response, each with its ``prompt``. Tokens that two
             conversations share are the model's in one of them only: where ``response_mask`` is true.
     """
@@ -129,6 +130,7 @@ class Response:
     response_mask: Sequence[bool] | None = None
     environment: Outcome | None = None
     prompt: tuple[int, ...] | None = None
+    images: ImagePatches | None = None
     others: tuple[Response, ...] = ()
 
     def __post_init__(self) -> None:
