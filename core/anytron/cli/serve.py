@@ -99,8 +99,9 @@ def _serve(
 ) -> None:
     """Load the model, and answer requests until a signal."""
     from anytron.run.rollout.directory_model import DirectoryModel
-    from anytron.run.rollout.endpoint import longest_context
+    from anytron.run.rollout.endpoint import limits_of, longest_context
     from anytron.serving.endpoint import Endpoint
+    from anytron.serving.limits import Limits
     from anytron.serving.service import ServedModel
 
     model = DirectoryModel(run.config)
@@ -108,7 +109,8 @@ def _serve(
     known = model.tokenizer, model.vocab_size, context, model.sampling
     served = ServedModel(name, *known, vision=model.vision(notes.print))
     with contextlib.ExitStack() as ends:
-        endpoint = Endpoint(served, run.config.data.chat_template_kwargs, key, bound)
+        limits = limits_of(run.config, Limits())
+        endpoint = Endpoint(served, run.config.data.chat_template_kwargs, key, bound, limits)
         ends.callback(lambda: notes.print(_ended(endpoint.counts)))
         ends.enter_context(endpoint)
         model.start(executor)

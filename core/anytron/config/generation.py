@@ -24,6 +24,18 @@ class EndpointSection(Section):
     An agent needs neither: it gets the key of its session."""
 
 
+class EndpointLimits(Section):
+    """How much memory clients of the model may use: agents, and clients of an endpoint or of ``anytron serve``."""
+
+    request_mib: int = Field(16, ge=1)
+    """Largest body of a request, in MiB: messages, and images in base64."""
+    session_mib: int = Field(256, ge=1)
+    """What a session may hold, in MiB: recorded tokens, messages and prepared images, and requests that are being
+    answered. A run with agents has ``environment.processes`` sessions at one time."""
+    memory_mib: int = Field(4096, ge=1)
+    """What all clients together may hold, in MiB, besides the sessions of a run's agents."""
+
+
 class RolloutSection(Section):
     """How responses are generated."""
 
@@ -83,6 +95,8 @@ class RolloutSection(Section):
     version. Default: the environment of ``anytron train``."""
     endpoint: EndpointSection | None = None
     """Serve the model to programs while it is trained. An environment that is an agent has an endpoint in any case."""
+    endpoint_limits: EndpointLimits = EndpointLimits()
+    """Limits of memory of an endpoint's clients."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the engine, which checks them; the options of Anytron's engines are listed below."""
 

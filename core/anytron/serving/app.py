@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +15,8 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from anytron.serving import answers
+from anytron.serving.form import Form, event_of
+from anytron.serving.memory import LETTER, REQUEST, Hold, Ledger, bytes_of_objects
 from anytron.serving.refusal import Refusal
 from anytron.serving.requests import ChatBody, CompletionBody, RewardBody, TokensBody, read
 from anytron.serving.sessions import Reward
@@ -27,15 +28,15 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from anytron.serving.answers import Written
     from anytron.serving.keys import Keyring
     from anytron.serving.requests import Common
     from anytron.serving.service import Asked, Service
     from anytron.serving.sessions import Session
-    from anytron.workers.engines.rollout_engine import Response as Sampled
 
 Body = TypeVar("Body", ChatBody, CompletionBody, TokensBody)
-EARLY = frozenset({401, 408, 413, 503})
+SHOWN = 512
+"""Bytes for a recorded token while a session is shown."""
+EARLY = frozenset({401, 403, 408, 413, 429, 503})
 """Statuses that are answered before the whole body has arrived: the connection is closed, and the rest is not read."""
 
 
@@ -53,6 +54,7 @@ class Routes:
     def __init__(self, service: Service, keys: Keyring) -> None:
         self._service, self._keys = service, keys
         self._limits = service.limits
+        self._ledger = Ledger(service.limits, keys.recorded)
         self._busy = 0
         self.counts: Counter[str] = Counter()
 
@@ -85,6 +87,20 @@ class Routes:
             self._count(refusal.code, None)
             raise
 
+    def hold(self, session: Session | None) -> Hold:
+        """Begin to count what a request holds, until the end of its answer.
+
+        Raises:
+            Refusal: Clients hold too much.
+        """
+        hold = Hold(self._ledger, session)
+        try:
+            hold.add(REQUEST)
+        except Refusal as refusal:
+            self._count(refusal.code, session)
+            raise
+        return hold
+
     def _handled(
         self, handler: Callable[[Request, Session | None], Awaitable[Response]], *, place: bool = True
     ) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -106,8 +122,7 @@ class Routes:
         name = request.headers.get("x-session-id")
         if session is None and name is not None:
             request.state.session = session = self._keys.named(name)
-        if session is not None and session.terms is None:
-            self._keys.check_room()
+            request.state.hold.move(session)
         return body, session
 
     async def _models(self, request: Request, session: Session | None) -> Response:
@@ -133,6 +148,7 @@ class Routes:
 
     async def _show(self, request: Request, session: Session | None) -> Response:
         shown = self._keys.visible(request.path_params["name"], session)
+        request.state.hold.add(SHOWN * shown.size)
         known = (shown.id, dict(shown.counts), list(shown.turns), shown.reward)
         # In a thread: other requests are answered while millions of tokens are written.
         return await asyncio.to_thread(lambda: JSONResponse(answers.session_answer(*known)))
@@ -145,7 +161,7 @@ class Routes:
         body, session = await self._asked(request, session, ChatBody)
         tools = bool(body.tools) and body.tool_choice != "none"
         return await self._generated(
-            request, session, body, lambda: self._service.chat(body, session), _Form(self._service, body), tools=tools
+            request, session, body, lambda: self._service.chat(body, session), Form(self._service, body), tools=tools
         )
 
     async def _completion(self, request: Request, session: Session | None) -> Response:
@@ -155,7 +171,7 @@ class Routes:
             session,
             body,
             lambda: self._service.completion(body, session),
-            _Form(self._service, body),
+            Form(self._service, body),
             tools=False,
         )
 
@@ -163,7 +179,9 @@ class Routes:
         body, session = await self._asked(request, session, TokensBody)
 
         async def answer() -> Response:
-            (one,) = await self._service.answers(self._service.tokens(body, session), 1, tools=False)
+            asked = self._service.tokens(body, session)
+            request.state.hold.add(asked.size(1))
+            (one,) = await self._service.answers(asked, 1, tools=False)
             return JSONResponse(answers.tokens_answer(one.response))
 
         return await self._while_connected(request, answer())
@@ -174,22 +192,27 @@ class Routes:
         session: Session | None,
         body: Common,
         ask: Callable[[], Awaitable[Asked]],
-        form: _Form,
+        form: Form,
         *,
         tools: bool,
     ) -> Response:
         """Answer a request for text: whole, or as a stream."""
 
-        async def answer() -> Response:
+        async def held() -> Asked:
             asked = await ask()
+            request.state.hold.add(asked.size(body.n or 1))
+            return asked
+
+        async def answer() -> Response:
+            asked = await held()
             return JSONResponse(form.whole(asked, await self._service.answers(asked, body.n or 1, tools=tools)))
 
         if not body.stream:
             return await self._while_connected(request, answer())
-        asked = await ask()
+        asked = await held()
         return StreamingResponse(self._streamed(asked, session, form, tools=tools), media_type="text/event-stream")
 
-    async def _streamed(self, asked: Asked, session: Session | None, form: _Form, *, tools: bool) -> AsyncIterator[str]:
+    async def _streamed(self, asked: Asked, session: Session | None, form: Form, *, tools: bool) -> AsyncIterator[str]:
         """Yield the events of a stream. A refusal after the beginning is an event, too."""
         try:
             with self._place(session):
@@ -200,7 +223,7 @@ class Routes:
             self._count("answered", None)
         except Refusal as refusal:
             self._count(refusal.code, session)
-            yield _event(refusal.body)
+            yield event_of(refusal.body)
         except (asyncio.CancelledError, GeneratorExit):
             self._count("aborted", session)
             raise
@@ -250,9 +273,12 @@ class Routes:
             parts.append(part)
             size += len(part)
             if size > self._limits.body_bytes:
-                most = f"more than {self._limits.body_bytes} bytes"
+                most = f"more than {self._limits.body_bytes} bytes (rollout.endpoint_limits.request_mib)"
                 raise Refusal(413, "too_large", f"The body of the request is too large: it has {most}.")
-        return b"".join(parts)
+            request.state.hold.add(LETTER * len(part))
+        body = b"".join(parts)
+        request.state.hold.add(bytes_of_objects(body))
+        return body
 
     def _count(self, what: str, session: Session | None) -> None:
         self.counts[what] += 1
@@ -268,87 +294,24 @@ class _Admission:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = self._app
+        state = scope.setdefault("state", {})
+        hold = None
         try:
-            scope.setdefault("state", {})["session"] = self._routes.admit(Headers(scope=scope))
+            state["session"] = self._routes.admit(Headers(scope=scope))
+            state["hold"] = hold = self._routes.hold(state["session"])
         except Refusal as refusal:
             answer = _refused(refusal)
-        await answer(scope, receive, send)
-
-
-class _Form:
-    """The form of the answer to a chat completion or a completion."""
-
-    def __init__(self, service: Service, body: Common) -> None:
-        self._service, self.body = service, body
-        self._chat = isinstance(body, ChatBody)
-        self._name = answers.new_id("chatcmpl" if self._chat else "cmpl")
-        self._begun = False
-
-    def whole(self, asked: Asked, found: list[Written]) -> dict[str, Any]:
-        """Return the answer."""
-        choices = []
-        for place, one in enumerate(found):
-            said = {"message": one.message} if self._chat else {"text": one.text}
-            choices.append(self._choice(place, said, one.response, one))
-        prompt = {"prompt_token_ids": list(asked.tokens)} if self.body.return_token_ids else {}
-        kind = "chat.completion" if self._chat else "text_completion"
-        used = answers.usage(len(asked.tokens), found)
-        return {**self._head(kind), "choices": choices, "usage": used, **prompt, **self._session(asked)}
-
-    def chunk(self, asked: Asked, text: str, part: Sampled, last: Written | None) -> str:
-        """Return the event of a part of the answer; ``last`` is the whole answer, with its last part."""
-        if self._chat:
-            delta: dict[str, Any] = {} if self._begun else {"role": "assistant"}
-            calls = () if last is None else last.message.get("tool_calls", ())
-            delta["content"] = last.message["content"] if last is not None and calls else text
-            if calls:
-                delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(calls)]
-            said = {"delta": delta}
-        else:
-            said = {"text": text}  # type: ignore[dict-item]
-        self._begun = True
-        choice = self._choice(0, said, part, last)
-        extension = {} if last is None else self._session(asked)
-        return _event({**self._head(self._kind), "choices": [choice], **extension})
-
-    def usage_chunk(self, asked: Asked, whole: Written) -> str:
-        """Return the event that counts the tokens."""
-        return _event({**self._head(self._kind), "choices": [], "usage": answers.usage(len(asked.tokens), [whole])})
-
-    def _session(self, asked: Asked) -> dict[str, Any]:
-        """Return the field that says what records the answer, and how much of the history no engine wrote for it."""
-        if not self._chat or asked.session is None:
-            return {}
-        return {"session": {"id": asked.session.id, "examples": asked.examples}}
-
-    @property
-    def _kind(self) -> str:
-        return "chat.completion.chunk" if self._chat else "text_completion"
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return answers.head(kind, self._name, self._service.model.name)
-
-    def _choice(self, place: int, said: dict[str, Any], response: Sampled, whole: Written | None) -> dict[str, Any]:
-        log_probs = None
-        decode = self._service.model.decode
-        if isinstance(self.body, ChatBody) and self.body.logprobs:
-            log_probs = answers.chat_log_probs(response, decode)
-        elif isinstance(self.body, CompletionBody) and self.body.logprobs is not None:
-            log_probs = answers.completion_log_probs(response, decode)
-        tokens = answers.token_fields(response) if self.body.return_token_ids else {}
-        reason, stop = (None, None) if whole is None else (whole.finish_reason, whole.stop)
-        end = {"finish_reason": reason, "stop_reason": stop}
-        return {"index": place, **said, "logprobs": log_probs, **end, **tokens}
+        try:
+            await answer(scope, receive, send)
+        finally:
+            if hold is not None:
+                hold.close()
 
 
 async def _left(request: Request) -> None:
     """Wait until the client has closed the connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _event(value: dict[str, Any]) -> str:
-    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
 
 
 def _refused(refusal: Refusal) -> Response:

@@ -59,7 +59,7 @@ class Endpoint:
                 model.tokenizer, model.vocab_size, chat_template_kwargs, model.vision, limits.pixels
             )
             ends.callback(self._renderer.close)
-            routes = Routes(Service(model, self._renderer, self.desk, limits), self._keys)
+            self._routes = routes = Routes(Service(model, self._renderer, self.desk, limits), self._keys)
             self.counts: Mapping[str, int] = routes.counts
             self._server = Server(routes.app(), bound, limits)
             ends.callback(self._server.stop)

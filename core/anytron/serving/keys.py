@@ -124,7 +124,7 @@ class Keyring:
 
     Args:
         key: The server's key.
-        limits: Limits of sessions and of recorded tokens.
+        limits: Limits of sessions.
     """
 
     def __init__(self, key: str, limits: Limits) -> None:
@@ -210,15 +210,9 @@ class Keyring:
         self._sessions.pop(session.id, None)
         self._names = {digest: name for digest, name in self._names.items() if name != session.id}
 
-    def check_room(self) -> None:
-        """Refuse to record more if the sessions are full.
-
-        Raises:
-            Refusal: The limit of recorded tokens is reached.
-        """
-        if sum(session.size for session in self._sessions.values()) >= self._limits.tokens:
-            most = f"the server keeps {self._limits.tokens} recorded tokens"
-            raise Refusal(429, "too_many_tokens", f"The sessions have too many tokens: {most}; delete sessions.")
+    def recorded(self) -> int:
+        """Return the bytes that sessions have recorded, without those of a run."""
+        return sum(session.recorded for session in self._sessions.values() if session.terms is None)
 
 
 def _digest(key: str) -> bytes:

@@ -17,16 +17,18 @@ class Limits:
         requests: Requests that are read or answered at the same time.
         answers: Answers to one request (``n``).
         sessions: Sessions that are kept.
-        tokens: Recorded tokens of all sessions together.
+        session_bytes: Bytes that a session holds: what it has recorded, and its requests that are being answered.
+        memory_bytes: Bytes that all clients hold together, without sessions of a run.
         pixels: Pixels of the new images of a request: decoding and resizing take 20 bytes for each.
     """
 
-    body_bytes: int = 4 << 20
+    body_bytes: int = 16 << 20
     body_s: float = 30.0
     headers_s: float = 10.0
     connections: int = 512
     requests: int = 256
     answers: int = 16
     sessions: int = 4096
-    tokens: int = 1 << 26
+    session_bytes: int = 256 << 20
+    memory_bytes: int = 4 << 30
     pixels: int = 1 << 24

@@ -10,7 +10,7 @@ FINAL = frozenset(
         "image_token_written",
         "template_rerenders",
         "too_many_sessions",
-        "too_many_tokens",
+        "session_full",
         "not_finite",
         "not_streamed",
     }

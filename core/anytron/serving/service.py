@@ -14,6 +14,7 @@ from anytron.base.seeds import derive_seed
 from anytron.serving.answers import Written, check_finite, written
 from anytron.serving.conversation import Conversation, check_messages
 from anytron.serving.limits import Limits
+from anytron.serving.memory import TOKEN, bytes_of_prompt
 from anytron.serving.pictures import urls_of
 from anytron.serving.refusal import Refusal
 from anytron.serving.requests import (
@@ -25,6 +26,7 @@ from anytron.serving.requests import (
     sampling_of,
     template_arguments,
 )
+from anytron.serving.sessions import bytes_of_turn
 from anytron.task.data.decoding import decode_responses
 from anytron.task.data.images import joined_images
 from anytron.workers.engines.rollout_engine import Response
@@ -98,6 +100,13 @@ class Asked:
     conversation: Conversation | None = None
     examples: int = 0
     shown: ImagePatches | None = None
+
+    def size(self, count: int) -> int:
+        """Return the bytes, at most, of the prompt and of so many answers, which the session is to record."""
+        earlier = () if self.before is None else (turn.images for turn in self.before.path())
+        answered = self.sampling.max_new_tokens
+        turn = bytes_of_turn(len(self.given), answered, TOKEN * answered, self.shown)
+        return bytes_of_prompt(len(self.tokens), [*earlier, self.shown]) + count * turn
 
     @cached_property
     def images(self) -> ImagePatches | None:

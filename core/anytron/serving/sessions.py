@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.base.packed import Packed
 from anytron.base.seeds import derive_seed
+from anytron.config.json_files import strings
 from anytron.serving.conversation import extended, rendered
 from anytron.serving.refusal import Refusal
 from anytron.task.data.images import joined_images
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from anytron.task.data.images import ImagePatches
     from anytron.workers.engines.rollout_engine import Response, SamplingParams
 
+TURN = 6 << 10
+"""Bytes of a turn besides its tokens and texts."""
+NUMBERS = 32
+"""Bytes of a sampled token: its id, its log-prob, and the version of its weights."""
 SHOWN = 60
 """Letters of a message that an error shows."""
 
@@ -134,6 +139,8 @@ class Session:
         turns: All recorded turns, in order of their answers.
         counts: Number of requests by outcome: ``answered``, ``aborted`` (the client left), or the code of the refusal.
         size: Number of recorded tokens.
+        recorded: Bytes of what is recorded, at most.
+        in_progress: Bytes of the session's requests that are being answered, at most.
         reward: The last reward that the client has sent; None = it has sent no reward.
         ended: Whether nothing more may be recorded.
     """
@@ -143,6 +150,8 @@ class Session:
     turns: list[Turn] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     size: int = 0
+    recorded: int = 0
+    in_progress: int = 0
     reward: Reward | None = None
     ended: bool = False
     _asked_at: Counter[int] = field(default_factory=Counter)
@@ -243,6 +252,8 @@ class Session:
         turn = Turn(before, Packed("i", given), response, length, message, images)
         self.turns.append(turn)
         self.size += size
+        said = () if message is None else strings(message)
+        self.recorded += bytes_of_turn(len(given), len(response.tokens), sum(len(text) for _, text in said), images)
         self.counts["answered"] += 1
         self._lengths.setdefault(length, {})[hashlib.sha256(array("q", turn.tokens()).tobytes()).digest()] = turn
         if conversation is not None and message is not None:
@@ -287,6 +298,18 @@ class Session:
             "back unchanged, thoughts and tool calls included; or begin another session.",
             f"messages[{place}]",
         )
+
+
+def bytes_of_turn(given: int, answered: int, letters: int, images: ImagePatches | None) -> int:
+    """Return the bytes of a recorded turn, at most.
+
+    Args:
+        given: Number of given tokens.
+        answered: Number of sampled tokens.
+        letters: Letters of the assistant's message.
+        images: The turn's images.
+    """
+    return TURN + 4 * given + NUMBERS * answered + 4 * letters + (0 if images is None else images.nbytes)
 
 
 def _alone(message: Mapping[str, Any]) -> bytes:

@@ -17,7 +17,7 @@ from tests.core.serving.toys import END, SAMPLING, RandomPool, tokenizer
 
 KEY = "a-key-of-the-server"
 HELLO = [{"role": "user", "content": "hi"}]
-LIMITS = Limits(body_bytes=10_000, body_s=0.5, headers_s=1.0, connections=60, requests=4, sessions=6, tokens=5_000)
+LIMITS = Limits(body_bytes=10_000, body_s=0.5, headers_s=1.0, connections=60, requests=4, sessions=6)
 
 
 class Served:

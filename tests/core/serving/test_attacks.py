@@ -107,7 +107,7 @@ def test_connections_that_send_nothing_keep_nobody_out():
         assert sum(map(is_closed, silent)) >= 200 - limits.connections
 
 
-def test_too_many_requests_sessions_and_tokens_are_refused(fresh):
+def test_too_many_requests_and_sessions_are_refused(fresh):
     fresh.pool.held = True
     waiting = [threading.Thread(target=fresh.chat) for _ in range(4)]
     for thread in waiting:
@@ -119,12 +119,9 @@ def test_too_many_requests_sessions_and_tokens_are_refused(fresh):
     fresh.pool.held = False
     for thread in waiting:
         thread.join()
-    keys = [fresh.session()[1] for _ in range(6)]
+    for _ in range(6):
+        fresh.session()
     assert fresh.ask("/v1/sessions", {}).status_code == 429
-    for _ in range(5):
-        body = {"model": "toy", "token_ids": [5] * 1500, "sampling_params": {}}
-        last = fresh.ask("/inference/v1/generate", body, keys[0]).status_code
-    assert last == 429
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -152,7 +149,7 @@ def test_the_request_of_a_client_that_leaves_is_given_up(fresh, stream):
             400,
             "the last message must not be the assistant's",
         ),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "list of parts of the type text"),
+        ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, 400, "text and image_url"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "surrogate"),
         ({"messages": [{"role": "user", "content": "x", "\ud800": "y"}]}, 400, "surrogate"),
         ({"messages": [{"role": "user", "content": "x", "a" * 5000: "y"}]}, 400, "does not read aaa"),

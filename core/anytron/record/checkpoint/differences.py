@@ -51,6 +51,7 @@ CARRIED_OUT: Mapping[str, str] = MappingProxyType(
         "rewards.*.timeout_s": "a limit of the function's calls",
         "rollout.check_weights_every": "a check",
         "rollout.endpoint": "who may ask the model meanwhile",
+        "rollout.endpoint_limits": "how much memory clients may use",
         "rollout.engine": "what generates",
         "rollout.lora": "how adapters reach the rollout",
         "rollout.max_batch_size": "how many responses are made at one time",

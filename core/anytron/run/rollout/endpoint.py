@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.run.preflight.prepare import PreparedRun
     from anytron.serving.endpoint import Endpoint
+    from anytron.serving.limits import Limits
 
 MODEL = "policy"
 """Name of the model in requests."""
@@ -90,7 +92,7 @@ def open_endpoint(
     known = prepared.tokenizer, prepared.vocab_size, context, prepared.sampling
     model = ServedModel(MODEL, *known, is_trained=True, vision=prepared.vision)
     agents = 0 if config.environment is None else config.environment.processes
-    limits = Limits(connections=512 + 4 * agents, requests=256 + 4 * agents)
+    limits = limits_of(config, Limits(connections=512 + 4 * agents, requests=256 + 4 * agents))
     with Endpoint(model, prepared.chat_template_kwargs, key, bound, limits) as endpoint:
         endpoint.start()
         if config.rollout.endpoint is not None:
@@ -98,6 +100,17 @@ def open_endpoint(
             if not endpoint.is_loopback:
                 tell("warning: other machines can reach this address; keys, prompts and answers are sent unencrypted")
         yield endpoint
+
+
+def limits_of(config: RunConfig, limits: Limits) -> Limits:
+    """Return limits of a server with those of memory that the configuration sets."""
+    section = config.rollout.endpoint_limits
+    return replace(
+        limits,
+        body_bytes=section.request_mib << 20,
+        session_bytes=section.session_mib << 20,
+        memory_bytes=section.memory_mib << 20,
+    )
 
 
 def _bound(section: EndpointSection) -> socket.socket:

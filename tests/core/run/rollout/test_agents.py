@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from anytron.base.errors import ConfigError, DataError
-from anytron.config.generation import EnvironmentSection
+from anytron.config.generation import EndpointLimits, EnvironmentSection
 from anytron.config.schema import RunConfig
 from anytron.run.rollout.agents import Agents
 from anytron.run.rollout.endpoint import endpoint_key, open_endpoint
@@ -35,7 +35,8 @@ AGENTS = toy_agents.__file__
 
 
 def config_of(environment):
-    rollout = SimpleNamespace(engine="transformers", endpoint=None, options={})
+    limits = EndpointLimits()
+    rollout = SimpleNamespace(engine="transformers", endpoint=None, options={}, endpoint_limits=limits)
     return SimpleNamespace(engine=SimpleNamespace(name="megatron"), environment=environment, rollout=rollout)
 
 
@@ -63,6 +64,7 @@ def answer(tmp_path, tokenizer):
                 sampling=SamplingParams(max_new_tokens=8, min_new_tokens=1, stop=("*",)),
                 context_length=context_length,
                 vocab_size=17,
+                vision=None,
                 chat_template_kwargs={},
             )
             config = config_of(settings)
