@@ -221,11 +221,6 @@ class RunConfig(Section):
         functions = {
             reward.function for rewards in (self.rewards, *(one.rewards for one in examined)) for reward in rewards
         }
-        if self.environment is not None and self.environment.is_agent and self.rollout.replay_routing:
-            raise ValueError(
-                "rollout.replay_routing cannot be used with an agent, because sessions do not record the experts of "
-                "tokens: remove rollout.replay_routing"
-            )
         if self.environment is None and "environment" in functions:
             raise ValueError(
                 "the reward function 'environment' returns the rewards of an environment, but there is no environment: "

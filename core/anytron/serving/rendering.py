@@ -90,10 +90,10 @@ class Renderer:
         return await self._tokens(("continuation", conversation, covered, last))
 
     async def patches(self, urls: Sequence[str]) -> ImagePatches | None:
-        """Prepare the images of a request that the confined process has tokenised; None if there are none."""
-        if not urls or self._vision is None:
-            return None
+        """Prepare the images of a request that the confined process has tokenised; None for a model without images."""
         vision = self._vision
+        if vision is None:
+            return None
         async with self._lock:  # decoded pictures are large: one request at a time
             return await asyncio.to_thread(lambda: vision.patches([decoded(url) for url in urls], "the request"))
 

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import secrets
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.seeds import derive_seed
@@ -29,7 +29,7 @@ from anytron.serving.requests import (
 from anytron.serving.sessions import bytes_of_turn
 from anytron.task.data.decoding import decode_responses
 from anytron.task.data.images import joined_images
-from anytron.workers.engines.rollout_engine import Response
+from anytron.workers.engines.rollout_engine import Response, longer_routing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -155,7 +155,8 @@ class Service:
         sampling, seed = self._sampling(body, tokens, session), self._seed_of(body.seed, session, before)
         written_here = [] if before is None else before.path()
         examples = 0 if session is None else len(conversation.assistants()) - len(written_here)
-        shown = await self._renderer.patches(urls_of(conversation.messages[covered:]))
+        urls = urls_of(conversation.messages[covered:])
+        shown = await self._renderer.patches(urls) if urls else None
         return Asked(session, before, given, tokens, sampling, seed, conversation, examples, shown)
 
     async def completion(self, body: CompletionBody, session: Session | None) -> Asked:
@@ -348,4 +349,5 @@ def _joined(parts: Sequence[Response]) -> Response:
         tuple(itertools.chain.from_iterable(part.log_probs for part in parts)),
         parts[-1].stop_reason,
         tuple(itertools.chain.from_iterable(part.versions for part in parts)),
+        reduce(longer_routing, (part.routing for part in parts)),
     )

@@ -12,8 +12,10 @@ import contextlib
 import hashlib
 from array import array
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from anytron.base.packed import Packed
 from anytron.base.seeds import derive_seed
@@ -24,6 +26,8 @@ from anytron.task.data.images import joined_images
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from torch import Tensor
 
     from anytron.serving.conversation import Conversation
     from anytron.task.data.images import ImagePatches
@@ -48,6 +52,8 @@ class Turn:
         length: Number of tokens from the beginning of the conversation to the end of this turn.
         message: The assistant's message that the client received; None on a route of token ids.
         images: The images whose tokens are in ``given``; None if there are none.
+        routing: The experts of this turn's tokens, given ones included, and of the token before them; without the last
+            token (:attr:`~anytron.workers.engines.rollout_engine.Response.routing`). None if it is not recorded.
     """
 
     before: Turn | None
@@ -56,6 +62,7 @@ class Turn:
     length: int
     message: Mapping[str, Any] | None = None
     images: ImagePatches | None = None
+    routing: Tensor | None = None
 
     def path(self) -> list[Turn]:
         """Return the turns from the beginning of the conversation to this one."""
@@ -89,6 +96,12 @@ class Branch:
     mask: tuple[bool, ...]
     log_probs: tuple[float, ...]
     versions: tuple[int | None, ...]
+
+    @property
+    def routing(self) -> Tensor | None:
+        """The experts of each token except the last, ``[T - 1, L, K]``; None if they are not recorded."""
+        parts = [turn.routing for turn in self.turns if turn.routing is not None]
+        return torch.cat(parts) if len(parts) == len(self.turns) else None
 
     @property
     def images(self) -> ImagePatches | None:
@@ -249,11 +262,17 @@ class Session:
         """
         size = len(given) + len(response.tokens)
         length = size + (0 if before is None else before.length)
-        turn = Turn(before, Packed("i", given), response, length, message, images)
+        routing = response.routing
+        if routing is not None:
+            known = 0 if before is None else before.length - 1
+            routing = routing[known:].clone() if self.terms is not None else None  # only a run reads it
+            response = replace(response, routing=None)
+        turn = Turn(before, Packed("i", given), response, length, message, images, routing)
         self.turns.append(turn)
         self.size += size
         said = () if message is None else strings(message)
         self.recorded += bytes_of_turn(len(given), len(response.tokens), sum(len(text) for _, text in said), images)
+        self.recorded += 0 if routing is None else routing.nbytes
         self.counts["answered"] += 1
         self._lengths.setdefault(length, {})[hashlib.sha256(array("q", turn.tokens()).tobytes()).digest()] = turn
         if conversation is not None and message is not None:

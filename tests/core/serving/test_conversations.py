@@ -9,13 +9,15 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+import torch
 
+from anytron.serving import service as module
 from anytron.serving.conversation import Conversation, tool_calls_in
 from anytron.serving.refusal import Refusal
 from anytron.serving.rendering import TURN, continuation_tokens, prompt_tokens
 from anytron.serving.requests import ChatBody
-from anytron.serving.service import ServedModel, Service
-from anytron.serving.sessions import Session
+from anytron.serving.service import SLICE, ServedModel, Service
+from anytron.serving.sessions import Session, Terms
 from anytron.workers.engines.rollout_engine import Response
 from tests.core.serving.toys import SAID, SAMPLING, TEMPLATES, TOOLS, RandomPool, check_law, tokenizer
 
@@ -40,7 +42,8 @@ class Inline:
             raise Refusal(409, "template_rerenders", found)
         return found
 
-    async def answer(self, tokens, sampling, seed):
+    async def answer(self, tokens, sampling, seed, images=None):
+        assert images is None
         return self.pool.answer(tokens, sampling, seed)
 
 
@@ -151,7 +154,7 @@ def test_the_same_in_ten_thousand_turns(template):
 class Forgetful(Session):
     """A store that keeps texts, and tokenises them again."""
 
-    def record(self, before, given, response, conversation=None, message=None):
+    def record(self, before, given, response, conversation=None, message=None, images=None):
         one = tokenizer("plain")
         ids = one(one.decode(list(response.tokens)), add_special_tokens=False)["input_ids"]
         size = len(ids)
@@ -247,6 +250,46 @@ def test_a_stream_that_changes_what_was_sent_is_not_recorded(monkeypatch):
 
 def response_of(size):
     return Response((9,) * size, (-1.0,) * size, "length", (0,) * size)
+
+
+def with_routing(tokens, sampling, seed):
+    """A response whose routing says for each token which it is, and how long the prompt was when it was told."""
+    response = response_of(sampling.max_new_tokens)
+    seen = [*tokens, *response.tokens][:-1]
+    return replace(response, routing=torch.tensor([[[token, len(tokens)]] for token in seen]))
+
+
+@pytest.mark.parametrize("sabotaged", [False, True])
+def test_each_token_has_the_experts_of_the_turn_or_slice_that_computed_it_first(monkeypatch, sabotaged):
+    pool = RandomPool(0, "plain")
+    monkeypatch.setattr(pool, "answer", with_routing)
+    if sabotaged:  # the twin: a later reading replaces what is known
+        monkeypatch.setattr(module, "longer_routing", lambda known, told: told)
+    service = service_of("plain", pool)
+    sampling = replace(SAMPLING, max_new_tokens=SLICE + 4)
+    trained, plain = Session("agent", Terms(1, 8, sampling)), Session("client")
+
+    async def talk(session):
+        asked = await service.chat(ChatBody(model="toy", messages=[QUESTION]), session)
+        (*_, (_, _, first)) = [part async for part in service.stream(asked, tools=False)]
+        asked = await service.chat(ChatBody(model="toy", messages=[QUESTION, first.message, RESULT]), session)
+        await service.answers(asked, 1, tools=False)
+        (branch,) = session.branches()
+        return branch
+
+    branch = asyncio.run(talk(trained))
+    first, second = branch.turns
+    begin = len(first.given)
+    told = (
+        [begin] * (begin + SLICE - 1)
+        + [begin + SLICE] * 4
+        + [first.length + len(second.given)] * (len(second.given) + SLICE + 4)
+    )
+    assert branch.routing[:, 0, 0].tolist() == list(branch.tokens[:-1])
+    assert (branch.routing[:, 0, 1].tolist() == told) != sabotaged
+    assert trained.recorded > branch.routing.nbytes
+    assert all(turn.response.routing is None for turn in branch.turns)
+    assert asyncio.run(talk(plain)).routing is None  # no run reads it
 
 
 @pytest.mark.parametrize(

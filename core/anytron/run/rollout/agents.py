@@ -221,6 +221,7 @@ def _conversation(branch: Branch, reason: StopReason) -> Response:
         log_probs[begin:],
         reason,
         versions,
+        branch.routing,
         response_mask=mask[begin:],
         prompt=prompt,
         images=branch.images,

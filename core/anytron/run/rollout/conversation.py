@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-
 from anytron.base.errors import DataError
 from anytron.base.seeds import derive_seed
 from anytron.config.json_files import is_writable
@@ -15,7 +13,7 @@ from anytron.task.data.prompts import TEMPLATE_SECONDS
 from anytron.task.environments import Task, Turn
 from anytron.task.environments.protocol import Outcome
 from anytron.task.isolation.failure import Failure
-from anytron.workers.engines.rollout_engine import PromptInputs, Response
+from anytron.workers.engines.rollout_engine import PromptInputs, Response, longer_routing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -108,7 +106,7 @@ class Conversation:
         self._add(response.tokens, response.log_probs, own=True)
         self.turns += (text,)
         self.versions += tuple(response.versions)
-        self._add_routing(response.routing)
+        self.routing = longer_routing(self.routing, response.routing)
         return Turn(text, tuple(response.tokens), response.stop_reason == "stop")
 
     def add_observation(self, tokens: tuple[int, ...]) -> None:
@@ -135,15 +133,6 @@ class Conversation:
         self.tokens += tuple(tokens)
         self.log_probs += tuple(log_probs)
         self.response_mask += (own,) * len(tokens)
-
-    def _add_routing(self, told: Tensor | None) -> None:
-        """Append the routing of the tokens whose routing no earlier turn reported.
-
-        Tokens that the model wrote keep the experts with which it wrote them. A later turn reads these tokens again,
-        possibly with other experts.
-        """
-        known = self.routing
-        self.routing = told if known is None or told is None else torch.cat([known, told[len(known) :]])
 
 
 def observation_tokens(

@@ -157,6 +157,19 @@ class Response:
         return self.stop_reason == "stop"
 
 
+def longer_routing(known: Tensor | None, told: Tensor | None) -> Tensor | None:
+    """Return the routing of a conversation after a further turn.
+
+    Tokens that the model wrote keep the experts with which it wrote them. A later turn reads these tokens again,
+    possibly with other experts.
+
+    Args:
+        known: Routing of the conversation before; None before its first turn.
+        told: Routing of the whole conversation, as the engine reported it with the turn; None = it reports none.
+    """
+    return told if known is None or told is None else torch.cat([known, told[len(known) :]])
+
+
 class RolloutEngine(Protocol):
     """Generates responses, in a separate process.
 

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+import torch
 
 from anytron.base.errors import ConfigError, DataError
 from anytron.config.generation import EndpointLimits, EnvironmentSection
@@ -82,7 +83,7 @@ def answer(tmp_path, tokenizer):
 
 
 def plain(found):
-    """Responses without what the environment does not give: routing, and the prompt that an agent sends."""
+    """Responses without routing, which is compared by itself, and without the prompt that an agent sends."""
     return [replace(one, routing=None, prompt=None) for one in chain.from_iterable(found)]
 
 
@@ -98,6 +99,8 @@ def test_an_agent_gives_the_responses_of_the_environment_that_does_the_same(
     expected, _ = converse()
     found, requests = answer(seed=seed, processes=processes, replicas=replicas)
     assert plain(found) == plain(expected)
+    for one, other in zip(chain.from_iterable(found), chain.from_iterable(expected), strict=True):
+        assert torch.equal(one.routing, other.routing)
     for question, group in zip(QUESTIONS, found, strict=True):
         assert {response.prompt for response in group} == {prompt(tokenizer, question).tokens}
     assert len({request.seed for request in requests}) == len(requests) == 20
@@ -149,6 +152,8 @@ def check_conversations(found, requests, conversations):
             assert len(one.versions) == sum(one.response_mask)
             assert all(bool(value) == own for value, own in zip(one.log_probs, one.response_mask, strict=True))
             assert (one is response) == (one.environment is not None)
+            whole = (*one.prompt, *one.tokens)
+            assert one.routing[:, 0, 0].tolist() == list(whole[:-1])
     begun = 0
     for request in requests:
         prompt = request.prompt.tokens
@@ -326,19 +331,6 @@ def test_an_endpoint_without_a_key_is_refused_with_the_command_that_makes_one(mo
         endpoint_key(config)
     monkeypatch.setenv(KEY_VARIABLE, "a-key-that-is-long-enough")
     assert endpoint_key(config) == "a-key-that-is-long-enough"
-
-
-def test_routing_is_not_replayed_with_agents():
-    sections = {
-        "model": {"path": "m"},
-        "data": {"source": "s:s"},
-        "rewards": [{"function": "environment"}],
-        "environment": {"agent": "a:b"},
-        "trainer": {"total_steps": 1},
-    }
-    RunConfig.model_validate(sections)
-    with pytest.raises(ValueError, match=r"remove rollout\.replay_routing"):
-        RunConfig.model_validate({**sections, "rollout": {"replay_routing": True}})
 
 
 def test_the_representation_of_a_task_shows_no_key():
