@@ -36,7 +36,7 @@ SERVING = (
         "        if len(self._others) < 0:",
     ),
     Twin(
-        "tests/core/serving/test_attacks.py::test_too_many_requests_sessions_and_tokens_are_refused",
+        "tests/core/serving/test_attacks.py::test_too_many_requests_and_sessions_are_refused",
         "core/anytron/serving/app.py",
         "        if self._busy >= self._limits.requests:",
         "        if self._busy < 0:",
@@ -52,5 +52,47 @@ SERVING = (
         "core/anytron/serving/keys.py",
         "    if mode & (stat.S_IRWXG | stat.S_IRWXO):",
         "    if mode < 0:",
+    ),
+    Twin(
+        "tests/core/serving/test_images.py::test_nothing_is_fetched",
+        "core/anytron/serving/pictures.py",
+        "    if not DATA_URL.match(url):",
+        "    if not url:",
+    ),
+    Twin(
+        "tests/core/serving/test_images.py::test_too_many_pixels_are_refused_before_they_are_decoded",
+        "core/anytron/serving/rendering.py",
+        "for picture in pictures)) > pixels:",
+        "for picture in pictures)) < 0:",
+    ),
+    Twin(
+        "tests/core/serving/test_memory.py::test_the_client_of_a_session_cannot_fill_the_server",
+        "core/anytron/serving/memory.py",
+        "            if session.recorded + own + size > most:",
+        "            if size < -own:",
+    ),
+    Twin(
+        "tests/core/serving/test_memory.py::test_requests_of_a_session_that_wait_cannot_fill_the_server",
+        "core/anytron/serving/memory.py",
+        "            if session.recorded + session.in_progress + size > most:",
+        "            if size < -own:",
+    ),
+    Twin(
+        "tests/core/serving/test_memory.py::test_all_sessions_together_cannot_fill_the_server",
+        "core/anytron/serving/memory.py",
+        "        if self.held + self._recorded() + size > most:",
+        "        if size < -own:",
+    ),
+    Twin(
+        "tests/core/serving/test_memory.py::test_the_objects_of_a_body_take_no_more_than_is_counted",
+        "core/anytron/serving/memory.py",
+        "    return NODE * sum(",
+        "    return 0 * sum(",
+    ),
+    Twin(
+        "tests/core/serving/test_memory.py::test_a_session_takes_no_more_than_is_counted",
+        "core/anytron/serving/sessions.py",
+        "    return TURN + 4 * given",
+        "    return 4 * given",
     ),
 )

@@ -128,8 +128,8 @@ METRICS = (
     Metric(
         "environment/conversations_mean",
         "",
-        "mean number of conversations of a sample; only agents hold several, and then the metrics of turns and "
-        "observations are those of the last one",
+        "mean number of conversations of a sample; only agents hold several, and then metrics of turns and of "
+        "observations cover the last one",
         _TURNS,
     ),
     Metric("environment/turns_mean", "turns", "mean number of the model's turns", _TURNS),

@@ -200,10 +200,8 @@ def pixels_of(picture: bytes, where: str) -> int:
     from PIL import Image
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(picture), formats=FORMATS) as opened:
-                return math.prod(opened.size)
+        with _opened(io.BytesIO(picture)) as opened:
+            return math.prod(opened.size)
     except Image.DecompressionBombError:  # its limit is above all of ours
         return MOST_PIXELS + 1
     except (OSError, ValueError, SyntaxError, AttributeError, TypeError) as error:
@@ -231,10 +229,7 @@ def read_picture(picture: Picture, where: str) -> Image:
         size = len(picture) if isinstance(picture, bytes) else Path(picture).stat().st_size
         if size > LARGEST_FILE:
             raise ValueError(f"it has {size} bytes, but the limit is {LARGEST_FILE}")  # noqa: TRY301 - one way to say it
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # its limit is above ours
-            opened = Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture, formats=FORMATS)
-        with opened:
+        with _opened(io.BytesIO(picture) if isinstance(picture, bytes) else picture) as opened:
             return _upright(opened)
     except (OSError, ValueError, SyntaxError, AttributeError, TypeError, Image.DecompressionBombError) as error:
         named = picture if isinstance(picture, (str, os.PathLike)) else type(picture).__name__
@@ -249,6 +244,15 @@ def _unreadable(where: str, error: Exception) -> DataError:
         fix="give PIL images or paths of picture files; paths in a data file are relative to the option "
         "`image_folder`, or by default to the folder of the data file",
     )
+
+
+def _opened(file: Any) -> Image:
+    """Open a picture, whose pixels are not decoded yet."""
+    from PIL import Image
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # its limit is above ours
+        return Image.open(file, formats=FORMATS)
 
 
 def _upright(picture: Image) -> Image:
