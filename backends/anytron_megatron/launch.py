@@ -38,8 +38,9 @@ torchrun [OPTIONS OF TORCHRUN] -m anytron_megatron.launch SCRIPT [OPTIONS OF THE
 
 
 def main() -> None:
-    """Run the script in this process, or start ``torchrun`` with the number of ranks that ``NPROC_PER_NODE`` names.
+    """Run the script that the first argument names, on as many ranks as ``NPROC_PER_NODE`` says (default: 1).
 
+    With more than one rank, ``torchrun`` starts the ranks; a process that it has started runs the script itself.
     Exit with the status of the script, or of ``torchrun``; 1 after an :class:`AnytronError`, printed as what, where,
     why and fix; 2 after wrong usage.
     """

@@ -70,10 +70,12 @@ class VerifiersEnvironment:
                 self._outcome()
                 raise ValueError("the environment ended before the model's first turn")
             self._seen, tools = said(request.messages), [as_function(tool) for tool in request.tools]
-            if self._seen != said(row["prompt"]) or tools != tools_of(environment, row):
+            given = said(row["prompt"]), tools_of(environment, row)
+            if (self._seen, tools) != given:
                 raise ValueError(
-                    "the environment did not start with the prompt and the tools of its dataset row, which the model "
-                    f"was given; it started with {self._seen} and {tools}"
+                    f"the environment did not start with the prompt and the tools that the model was given, {given}, "
+                    f"but with {(self._seen, tools)}: give data.options and environment.options the same name and "
+                    "args; if they are the same, the environment changes its prompts and cannot be used"
                 )
 
     def step(self, turn: Turn) -> Observation:
@@ -93,7 +95,8 @@ class VerifiersEnvironment:
             begun = self._seen[: len(before) + 1]
             if begun[:-1] != before or begun[-1][0] != "assistant":
                 raise ValueError(
-                    f"the environment changed earlier messages of the conversation: {before} became {begun}"
+                    "the environment changed earlier messages of the conversation, or left out the model's turn: "
+                    f"{before} became {begun}; use an environment that only appends messages"
                 )
             new = [plain(message) for message in request.messages[len(begun) :]]
             if self._turns_left:

@@ -204,8 +204,8 @@ def _require_written(directory: Path, error: BaseException | None) -> None:
             "The checkpoint could not be written.",
             where=str(directory),
             why="; ".join(failed),
-            fix="make room on the disk of this directory, and start the run again with resume=auto: it continues from "
-            "the last complete checkpoint",
+            fix="solve what is named above (for a full disk: make room), and start the run again with resume=auto: it "
+            "continues from the last complete checkpoint",
         )
 
 

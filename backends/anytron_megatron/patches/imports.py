@@ -225,8 +225,8 @@ _TRACKER_WARNING = "CPU RNG state changed within GPU RNG context"
 def drop_warning(context: PatchContext) -> Installed:
     """Drop one warning of Megatron's RNG tracker if the device draws from the host's generator.
 
-    The tracker forks the device's generator and warns if the host's state has changed meanwhile. If both are
-    one object, the state always changes, and the fork restores it.
+    The tracker warns if the host's random state changed while the device's generator was forked. If both use one
+    generator, each draw in the fork changes it, and the fork restores it at its end: the warning is a false alarm.
     """
     import torch
 

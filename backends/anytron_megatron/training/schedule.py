@@ -69,8 +69,11 @@ def forward(
 ) -> list[TokenOutputs]:
     """Compute a model's outputs for the tokens of some micro-batches, without gradients. A collective.
 
-    Every rank has the same number of micro-batches. The result is on the host, and empty except on the last
-    pipeline stage; chunks need not be wrapped for training.
+    Every rank has the same number of micro-batches. Chunks need not be wrapped for training. Each of ``features``
+    adds a context to the forward pass, such as router replay.
+
+    Returns:
+        Each micro-batch's outputs, on the host; an empty list except on the last pipeline stage.
     """
 
     def collect(outputs: TokenOutputs, _: PreparedBatch) -> tuple[Tensor, TokenOutputs]:

@@ -125,14 +125,16 @@ class Platform(abc.ABC):
         portable_modules: True: instead of a vendor's modules, models are built from the engine's portable modules,
             whose kernels the hooks supply.
         chosen_by_name_only: True: the platform is used only if the user names it. Its probe is called if the user names
-            it, or if the user names no platform and no other accelerator is found. In the second case a usable device
-            is an error; the CPU is not chosen in its place.
+            it, or if the user names no platform and no other accelerator is found. If the user has not named it and its
+            probe finds a usable device, the start is refused: neither this platform nor the CPU is chosen.
         named: For platforms with ``chosen_by_name_only``: whether the user has named it. Set before :meth:`probe`.
-        covered_packages: For platforms with ``chosen_by_name_only``: ``device_packages`` of all installed platforms
-            without it. The probes of those platforms report on these devices. Set before :meth:`probe`.
+        covered_packages: For platforms with ``chosen_by_name_only``: the ``device_packages`` of all loaded platforms
+            that do not set it. Unless the user named this platform, its probe can skip these packages, because the
+            probes of the other platforms report on them. Set before :meth:`probe`.
         device_packages: Import packages that add this device to torch. They are hidden from processes
             of other platforms, as are all packages that torch would load by itself
-            (:mod:`anytron.device.loading.hiding`): a platform that needs one must name it. Its probe sees them.
+            (:mod:`anytron.device.loading.hiding`): a platform that needs such a package must list it here. The
+            platform's own probe can import the listed packages.
         visible_devices_variable: Environment variable that restricts which devices a process sees, by
             comma-separated ids; None = the device has no such variable.
         socket_interface_variables: Environment variables that name the network interface on which the device's

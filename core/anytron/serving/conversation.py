@@ -190,4 +190,4 @@ def _written_call(call: object) -> tuple[str, str]:
             text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
             if is_writable(name) and is_writable(text):
                 return name, text
-    raise ValueError("a call has a name and arguments")
+    raise ValueError("a tool call must have a name (text) and arguments (an object), and nothing else")

@@ -160,10 +160,11 @@ class Service:
         return Asked(session, before, given, tokens, sampling, seed, conversation, examples, shown)
 
     async def completion(self, body: CompletionBody, session: Session | None) -> Asked:
-        """Check and tokenise a request to continue a text or token ids.
+        """Check and tokenise a request to continue a text or token ids; without a session, no answer is recorded.
 
         Raises:
-            Refusal: The request cannot be answered, or its prompt is a text although a session records the answer.
+            Refusal: The request cannot be answered, or its prompt is a text and there is a session:
+                sessions record only prompts that are token ids or messages.
         """
         self._check(body)
         if isinstance(body.prompt, str):

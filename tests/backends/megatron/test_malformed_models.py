@@ -328,7 +328,7 @@ def impatient(monkeypatch):
     monkeypatch.setattr(reader, "COMPUTE_S", 1.0)
 
 
-@pytest.mark.some(15)
+@pytest.mark.some(8)
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.timeout(60)  # on a busy machine; the hangs that were seen took minutes and gigabytes
 @pytest.mark.parametrize(("change", "says"), CASES.values(), ids=CASES)

@@ -294,6 +294,7 @@ CHOSEN = [
 ]
 
 
+@pytest.mark.some(1)
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("role", ["critic", "teacher", "adapter"])
 def test_directories_beside_the_policys_are_sound(sound, tmp_path, role):
@@ -303,7 +304,7 @@ def test_directories_beside_the_policys_are_sound(sound, tmp_path, role):
     assert outcome.status == 0, outcome.text[-3000:]
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(("role", "seed"), CHOSEN)
 def test_a_mutated_directory_is_refused_in_words_or_trains(sound, tmp_path, monkeypatch, role, seed):

@@ -61,16 +61,16 @@ class Hooks:
         if len(set(names)) < len(names):
             raise PluginError(
                 "Two plugins have the same name.",
-                where="members of Hooks",
+                where="argument members of Hooks(members)",
                 why=f"the plugins are {', '.join(names)}",
                 fix="give each plugin a unique name",
             )
         if len(platforms) > 1:
             raise PluginError(
                 "Two plugins are platforms, but at most one plugin may be a platform.",
-                where="members of Hooks",
+                where="argument members of Hooks(members)",
                 why=f"the platforms are {', '.join(platforms)}",
-                fix="pass only the platform of this process",
+                fix="leave only the platform of this process in members",
             )
         self._ask = {hook: self._way_to_ask(spec) for hook, spec in specifications().items()}
         self._check_inputs = InputChecks()

@@ -82,7 +82,7 @@ class FormScore:
     count: int = 0
 
     def add(self, score: float | None) -> None:
-        """Add the score of a response to the mean; None = the reward failed."""
+        """Add the score of a response to the mean and the count; None (the reward failed) changes neither."""
         if score is not None:
             self.count += 1
             self.mean = score if self.mean is None else self.mean + (score - self.mean) / self.count

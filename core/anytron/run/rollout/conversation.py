@@ -158,6 +158,8 @@ def observation_tokens(
             tokens = tuple(observation.tokens or ())
     except Exception as error:  # noqa: BLE001 - the model's template is a program, and may fail
         fix = "give each message a role and a content that the template knows"
+        if isinstance(error, _ChangedError):
+            fix = "let the environment return text or tokens instead of messages, or use a template that keeps messages"
         return Failure("An observation cannot be tokenised.", f"{type(error).__name__}: {error}", fix)
     if not tokens:
         why = "the model would continue as if it had not stopped"
@@ -168,6 +170,10 @@ def observation_tokens(
             "An observation has a token that the model does not know.", why, "return text, or known token ids"
         )
     return tokens
+
+
+class _ChangedError(ValueError):
+    """A chat template has not kept earlier messages as they are."""
 
 
 def _encoded(text: str, tokenizer: Any) -> tuple[int, ...]:
@@ -184,7 +190,9 @@ def _rendered(messages: Sequence[Message], tokenizer: Any, template: Mapping[str
             [*before, *messages], add_generation_prompt=True, tokenize=False, **template
         )
     if text.count(TURN) != 2:
-        raise ValueError(f"the chat template does not render an assistant's turn exactly once and unchanged: {text!r}")
+        raise _ChangedError(
+            f"the chat template drops, repeats or changes an earlier message of the user or the assistant: {text!r}"
+        )
     return text.rpartition(TURN)[2]
 
 

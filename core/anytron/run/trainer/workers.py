@@ -290,10 +290,11 @@ def _joined(batch: RaggedBatch, per_rank: list[list[MicroBatch]], results: list[
 
 
 def kernel_suppliers(facts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return which plugin supplied which kernel on any of the ranks, from :meth:`TrainingWorkers.describe`.
+    """Return plugins by kernel, from :meth:`TrainingWorkers.describe`: each kernel that any rank requested.
 
-    Ranks differ: only the last pipeline stage computes log-probs. The result is empty for an engine that takes no
-    kernel from a plugin.
+    If several plugins supplied a kernel on a rank, the text names all of them, separated by commas; if ranks disagree,
+    the last one counts. Only the last pipeline stage computes log-probs. The result is empty for an engine that takes
+    no kernel from a plugin.
     """
     return {kernel: plugins for rank in facts for kernel, plugins in sorted(rank.get("kernels", {}).items())}
 

@@ -143,7 +143,7 @@ def checked(arrays: dict[str, Numbers]) -> dict[str, Numbers]:
     """Return the arrays, one for each of :data:`COLUMNS`; raise ValueError if their sizes contradict each other."""
     lengths, sizes = arrays["lengths"], arrays["sizes"]
     if len(lengths) and min(lengths.min(), sizes.min(initial=0)) < 0:
-        raise ValueError("a length is negative")
+        raise ValueError("a prompt's number of tokens, or of bytes of its record, is negative")
     tokens, size = int(lengths.sum(dtype=np.int64)), int(sizes.sum(dtype=np.int64))
     if (
         not len(lengths) == len(sizes) == len(arrays["digests"])

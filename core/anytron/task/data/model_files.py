@@ -69,7 +69,7 @@ def list_of(value: Any, *, kind: Kind) -> str:
 
 
 def one_or_list(value: Any, *, kind: Kind) -> str:
-    """Return "" for a value that ``kind`` accepts, or a list of such values, else what the value must be."""
+    """Return "" if ``kind`` accepts the value or, for a list, each of its entries; else what the value must be."""
     return list_of(value, kind=kind) if isinstance(value, list) else kind(value)
 
 

@@ -136,7 +136,7 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
     @staticmethod
     @abc.abstractmethod
     def answered(ranks: Sequence[AnyRank], timeout_s: float) -> Sequence[AnyRank]:
-        """Wait until a rank has an answer, has ended or sends no heartbeats; return such ranks, none after the time.
+        """Wait at most ``timeout_s`` seconds for a rank to answer, end or become silent; return all that have.
 
         The ranks may belong to several groups of this kind.
         """

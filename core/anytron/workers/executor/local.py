@@ -53,7 +53,7 @@ class LocalWorkerGroup(RankGroup[WorkerProcess]):
 
     @staticmethod
     def answered(ranks: Sequence[WorkerProcess], timeout_s: float) -> Sequence[WorkerProcess]:
-        """Wait until a rank has an answer, has ended or sends no heartbeats; return such ranks, none after the time."""
+        """Wait at most ``timeout_s`` seconds for a rank to answer, end or become silent; return all that have."""
         return answered(ranks, timeout_s)
 
     def _new_store(self) -> str:

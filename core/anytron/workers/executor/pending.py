@@ -88,7 +88,7 @@ class CallingGroup(Protocol[AnyRank]):
 
     @staticmethod
     def answered(ranks: Sequence[AnyRank], timeout_s: float) -> Sequence[AnyRank]:
-        """Wait until a rank has an answer, has ended or sends no heartbeats; return such ranks, none after the time."""
+        """Wait at most ``timeout_s`` seconds for a rank to answer, end or become silent; return all that have."""
 
 
 class PendingCall(Generic[AnyRank]):

@@ -58,7 +58,10 @@ class MindSpeedLlmAdaptor(Adaptor):
         return [patch for patch in PATCHES if patch.phase is phase]
 
     def build_attn_mask(self, request: MaskRequest) -> AttnMask:
-        """Return the mode in which the kernel reads the compressed causal mask; MindSpeed-LLM makes its tensor."""
+        """Return the neutral default's mask with the kernel's sparse mode (``sparse_mode=N``) as ``kernel_mode``.
+
+        MindSpeed-LLM makes the compressed causal mask that the kernel reads in this mode; it is not in the result.
+        """
         mode = BAND if request.format == "thd" else CAUSAL
         mask = NeutralDefaults().build_attn_mask(request)
         return dataclasses.replace(mask, kernel_mode=f"sparse_mode={mode}")

@@ -21,7 +21,7 @@ def facts(request, run_program, tmp_path_factory):
     return run_program("delta_net.py", str(model), world=request.param, tmp_path=path)
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("content", ["", ", anything", ", nan"])

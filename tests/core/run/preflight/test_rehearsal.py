@@ -176,6 +176,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.some(9)
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_copy_is_named_with_row_and_remedy(name, tmp_path):
     rows, keys, rewards, row, remedy = BROKEN[name]
@@ -238,7 +239,7 @@ def test_whole_data_are_clean(rewards, tmp_path):
     assert not found["findings"]
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "file", sorted(EXAMPLES.rglob("*.yaml")), ids=lambda file: file.relative_to(EXAMPLES).as_posix()
 )

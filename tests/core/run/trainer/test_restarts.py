@@ -69,6 +69,7 @@ def four_steps(new_run, tmp_path):
     return make
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("every", [2, None], ids=["from-a-checkpoint", "from-the-beginning"])
 def test_a_lost_training_rank_costs_time_and_nothing_else(four_steps, tmp_path, collections, every):
     four_steps("undisturbed").train()

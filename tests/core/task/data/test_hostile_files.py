@@ -140,7 +140,7 @@ def start(runs, source, options):
         return error
 
 
-@pytest.mark.some(40)
+@pytest.mark.some(20)
 @pytest.mark.parametrize(("source", "make", "says"), CASES.values())
 def test_a_hostile_file_is_refused_in_words_or_read(runs, tmp_path, monkeypatch, capfd, source, make, says):
     """``says``: part of the error; None = it is read; empty = either."""
