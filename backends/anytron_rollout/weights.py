@@ -12,7 +12,7 @@ from transformers.core_model_loading import Concatenate, MergeModulelist, Weight
 from anytron.base.errors import EngineError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from torch import Tensor
     from transformers import PreTrainedModel
@@ -116,6 +116,11 @@ class Places:
         rules = get_model_conversion_mapping(model, add_legacy=False)
         self._renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
         self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+
+    @property
+    def modules(self) -> Collection[str]:
+        """Names of the model's tensors."""
+        return self._modules.keys()
 
     def find(self, name: str) -> Place | None:
         """Find the place of a tensor by its name in checkpoints or the model; None if there is no such tensor."""

@@ -11,14 +11,15 @@ from anytron.base.errors import ConfigError
 from anytron.config.diagnostics import Diagnostic
 from anytron.task.data.model_files import faults, read_config
 from anytron.task.data.pretrained import processor_files
+from anytron_vllm.features import feature_diagnostics
 from anytron_vllm.installation import INSTALL, find_installation
-from anytron_vllm.options import BUFFER_RANKS, VllmOptions
+from anytron_vllm.options import VllmOptions
 from anytron_vllm.release import IMAGES_TESTED, SUPPORTED, flaw, is_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from anytron.config.schema import LoraSection, RunConfig
+    from anytron.config.schema import RunConfig
     from anytron.device.platform import Platform
     from anytron_vllm.installation import Installation
 
@@ -28,8 +29,6 @@ PROVED = ("llama", "qwen2", "qwen3", "qwen3_moe")
 """Families whose log-probs a test compares with Hugging Face's after every update (tests/backends/vllm)."""
 PROVED_WITH_IMAGES = ("qwen2_5_vl", "qwen3_vl")
 """Families whose log-probs a test compares with Hugging Face's for prompts with images."""
-PROVED_WITH_ADAPTERS = ("llama", "qwen2", "qwen3")
-"""Families for which a test compares log-probs with adapters that are sent alone to log-probs with merged weights."""
 OWN_ARGUMENTS = {
     "dtype": "model.dtype",
     "max_num_seqs": "rollout.max_batch_size",
@@ -40,9 +39,11 @@ OWN_ARGUMENTS = {
 """Arguments of vLLM, each with the key of the configuration that sets it."""
 FIXED_ARGUMENTS = (
     "async_scheduling",
+    "aux_output_config",
     "disable_log_stats",
     "enable_batch_sharded_sampling",
     "enable_lora",
+    "enable_return_routed_experts",
     "enable_sleep_mode",
     "generation_config",
     "kv_cache_memory_bytes",
@@ -85,8 +86,7 @@ def diagnostics(run: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
         yield from _images(run, installation)
     yield from _splits(key, text, vision or {}, options)
     yield from _lengths(text, run, options)
-    if run.rollout.lora == "alone" and run.model.lora is not None:
-        yield from _adapters(str(config.get("model_type")), text, run.model.lora, accelerator=platform.accelerator)
+    yield from feature_diagnostics(run, config, options, installation, accelerator=platform.accelerator)
     if not platform.accelerator:
         yield from _processor(key, text, installation)
         yield from _whole_prompts(text, options)
@@ -205,25 +205,6 @@ def _lengths(text: Mapping[str, Any], run: RunConfig, options: VllmOptions) -> I
     if longest is not None and context and longest > context:
         message = f"{longest} tokens are more than the model's context of {context}"
         yield Diagnostic("error", length_key, message, f"set at most {context}")
-
-
-def _adapters(family: str, text: Mapping[str, Any], lora: LoraSection, *, accelerator: bool) -> Iterator[Diagnostic]:
-    """Check whether vLLM can run adapters that are sent alone; merged ones are ordinary weights."""
-    if lora.rank > BUFFER_RANKS[-1]:
-        message = f"rank {lora.rank} is too large: vLLM supports adapters up to rank {BUFFER_RANKS[-1]}"
-        yield Diagnostic("error", "model.lora.rank", message, "lower the rank, or set rollout.lora=merged")
-    if family in PROVED_WITH_ADAPTERS:
-        return
-    fix = "set rollout.lora=merged"
-    if not accelerator and text.get("num_experts"):
-        message = "vLLM uses Triton kernels for experts that have adapters, and these kernels do not run on a CPU"
-        yield Diagnostic("error", "rollout.lora", message, fix)
-    else:
-        message = (
-            f"no test compares vLLM's log-probs of {family} with adapters to its log-probs with merged weights "
-            f"(tested: {', '.join(PROVED_WITH_ADAPTERS)})"
-        )
-        yield Diagnostic("error", "rollout.lora", message, fix)
 
 
 def _whole_prompts(text: Mapping[str, Any], options: VllmOptions) -> Iterator[Diagnostic]:

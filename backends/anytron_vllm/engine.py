@@ -14,6 +14,7 @@ from anytron.workers.engines.sampling import StopStrings
 from anytron_vllm.installation import require_supported, require_torchvision
 from anytron_vllm.options import VllmOptions
 from anytron_vllm.requests import ImageTokens, UnderWay, engine_input, sampling_params
+from anytron_vllm.routing import RecordedRouting
 from anytron_vllm.start import engine_arguments, set_environment, start_directory
 from anytron_vllm.weights import ADAPTER_ID, AdapterDirectory, ExpectedWeights, chunks, put_together, receive_all
 
@@ -76,6 +77,9 @@ class VllmEngine:
         if config.rollout.lora == "alone":
             assert config.model.lora is not None, "refused before"
             self._adapter = AdapterDirectory(config.model.lora, getattr(torch, config.model.dtype))
+        self._routing: RecordedRouting | None = None
+        if config.rollout.replay_routing:
+            self._routing = RecordedRouting(self._llm.llm_engine, self._expected.modules)
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests; return at once.
@@ -223,8 +227,13 @@ class VllmEngine:
         self._llm.llm_engine.add_request(*arguments, lora_request=self._lora_request())
 
     def _empty_caches(self) -> None:
-        """Empty the caches of prefixes, of responses in progress and of images, which old weights have filled."""
-        self._llm.llm_engine.reset_prefix_cache(reset_running_requests=True)
+        """Empty the caches of prefixes, of responses in progress and of images, which old weights have filled.
+
+        Raises:
+            EngineError: vLLM did not empty its cache.
+        """
+        if not self._llm.llm_engine.reset_prefix_cache(reset_running_requests=bool(self._under_way)):
+            raise EngineError("vLLM did not empty its cache of keys and values, which old weights have filled.")
         self._llm.llm_engine.reset_encoder_cache()
 
     def _lora_request(self) -> Any:
@@ -270,8 +279,13 @@ class VllmEngine:
                 )
             log_probs = [entry[token].logprob for entry, token in zip(new.logprobs, new.token_ids, strict=True)]
             one.extend(new.token_ids, log_probs, self._version, ended=output.finished)
+            if self._routing is not None and output.finished:
+                one.routing = self._routing.of_ended(new)
             grown.append(one)
         stopped = self._stopped(grown)
+        for one in stopped:
+            if self._routing is not None and not one.ended:
+                one.routing = self._routing.of_running(str(one.request.id))
         # vLLM does not know yet that they are over.
         self._llm.llm_engine.abort_request([str(one.request.id) for one in stopped if not one.ended])
         for one in grown:

@@ -53,7 +53,7 @@ class VllmOptions(Section):
 VLLM = EngineInfo(
     engine="anytron_vllm.engine:VllmEngine",
     options_model=VllmOptions,
-    capabilities=frozenset({"observation", "adapters"}),
+    capabilities=frozenset({"observation", "adapters", "routing"}),
     takes_stream=True,
     platform_check="anytron_vllm.checks:diagnostics",
     components=(Component("vllm", "vllm"), Component("transformers", "transformers")),

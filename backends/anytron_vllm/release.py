@@ -26,7 +26,12 @@ take normalised patches, and do not know the argument (vllm/engine/arg_utils.py)
 IMAGES_TESTED = SpecifierSet("==0.32.*")
 """Versions with which the tests of models that take images have run."""
 
-Asked = Literal["experts on a processor"]
+Asked = Literal[
+    "experts on a processor",
+    "routing on a processor",
+    "routing of responses that continue",
+    "routing without a prefix cache",
+]
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,8 @@ class Flaw:
     """Something that some versions of vLLM cannot do.
 
     Attributes:
-        asked: What a run asks for: experts on a processor.
+        asked: What a run asks for: experts on a processor; their routing there (``rollout.replay_routing``); routing
+            of responses that continue over an update of the weights; routing without the prefix cache.
         versions: Versions that cannot do it.
         why: The reason, with the source.
     """
@@ -55,6 +61,40 @@ FLAWS = (
         "experts on a processor",
         SpecifierSet(">=0.27,<0.28"),
         "its AMX kernel for experts refuses each intermediate size, multiples of 32 too",
+    ),
+    Flaw(
+        "routing on a processor",
+        SpecifierSet("<0.28"),
+        "its kernel for experts chooses them itself, past what records them, and the record would hold zeros "
+        "(vllm/model_executor/layers/fused_moe/cpu_fused_moe.py)",
+    ),
+    Flaw(
+        "routing on a processor",
+        SpecifierSet(">=0.28,<0.30"),
+        "its kernel for experts chooses them itself and records none "
+        "(vllm/model_executor/layers/fused_moe/experts/cpu_moe.py)",
+    ),
+    Flaw(
+        "routing on a processor",
+        SpecifierSet(">=0.31"),
+        "only its second model runner records experts, and that one needs Triton "
+        "(vllm/config/vllm.py, _verify_aux_output_compatibility)",
+    ),
+    Flaw(
+        "routing of responses that continue",
+        SpecifierSet(">=0.31,<0.32"),
+        "while it records experts, it does not empty its cache as long as responses are under way "
+        "(vllm/v1/core/sched/scheduler.py, reset_prefix_cache)",
+    ),
+    Flaw(
+        "routing of responses that continue",
+        SpecifierSet(">=0.32"),
+        "no test knows what it records for a response that it computes again, because it records on accelerators only",
+    ),
+    Flaw(
+        "routing without a prefix cache",
+        SpecifierSet(">=0.31"),
+        "it keeps the experts by blocks of the prefix cache (vllm/config/vllm.py, _verify_aux_output_compatibility)",
     ),
 )
 

@@ -115,6 +115,7 @@ class UnderWay:
         log_probs: Log-prob of each token.
         versions: Version of the weights that generated each token.
         ended: Whether vLLM has ended the response.
+        routing: The experts of its tokens, once it is over, if the run replays them (:mod:`anytron_vllm.routing`).
     """
 
     request: GenerationRequest
@@ -122,6 +123,7 @@ class UnderWay:
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     ended: bool = False
+    routing: Tensor | None = None
 
     def extend(self, tokens: Sequence[int], log_probs: Sequence[float], version: int, *, ended: bool) -> None:
         """Append tokens that weights of one version generated."""
@@ -132,4 +134,4 @@ class UnderWay:
 
     def response(self, reason: StopReason) -> Response:
         """The response so far."""
-        return Response(tuple(self.tokens), tuple(self.log_probs), reason, tuple(self.versions))
+        return Response(tuple(self.tokens), tuple(self.log_probs), reason, tuple(self.versions), self.routing)

@@ -47,6 +47,10 @@ WHOLE_PROMPTS = {"enable_chunked_prefill": False}
 generators for CPUs do not allow (vllm/v1/worker/gpu_model_runner.py, ``_bookkeeping_sync``, 0.32)."""
 
 
+RECORDED_ROUTING = {"enable_return_routed_experts": True}
+"""Argument for ``rollout.replay_routing``."""
+
+
 @contextmanager
 def start_directory(config: RunConfig, *, takes_images: bool) -> Iterator[Path]:
     """Yield the model directory that vLLM starts from.
@@ -105,6 +109,7 @@ def engine_arguments(
         **(PREPARED_IMAGES if takes_images else {}),
         **(NORMALIZED_IMAGES if takes_images and normalizes_images(version) else {}),
         **(adapter_arguments(config.model.lora) if alone and config.model.lora else {}),
+        **(RECORDED_ROUTING if config.rollout.replay_routing else {}),
         **{name: value for name, value in optional.items() if value is not None},
         **options.engine_args,
     }

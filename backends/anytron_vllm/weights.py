@@ -105,6 +105,11 @@ class ExpectedWeights:
         with torch.device("meta"):
             self._places = Places(model_class(config).from_config(config))
 
+    @property
+    def modules(self) -> Collection[str]:
+        """Names of the model's tensors in transformers, which may differ from the published ones."""
+        return self._places.modules
+
     def check(self, shapes: Mapping[str, tuple[int, ...]], optional: Collection[str], version: int) -> set[str]:
         """Compare received tensors with the model's.
 

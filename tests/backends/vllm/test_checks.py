@@ -254,6 +254,56 @@ def test_adapters_that_vllm_cannot_compute_with_are_refused_unless_they_are_merg
     assert found(model, platform, {"rank": rank}) == []
 
 
+ROUTED = {**EXPERTS, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize(
+    ("version", "text"),
+    [
+        ("0.26.0", "the record would hold zeros (vllm/model_executor/layers/fused_moe/cpu_fused_moe.py)"),
+        ("0.29.0", "records none (vllm/model_executor/layers/fused_moe/experts/cpu_moe.py)"),
+        ("0.30.0", ""),
+        ("0.31.0", "needs Triton (vllm/config/vllm.py, _verify_aux_output_compatibility)"),
+        ("0.32.5", "needs Triton"),
+    ],
+)
+def test_versions_that_record_no_experts_on_a_processor_are_refused_there(site, version, text):
+    install(site, version)
+    remarks = found(ROUTED, replay_routing=True)
+    assert (remarks == []) == (not text)
+    for severity, key, said in remarks:
+        assert (severity, key) == ("error", "rollout.replay_routing")
+        assert f"vLLM {version} cannot record the experts of tokens on a processor: " in said
+        assert text in said
+    assert found(ROUTED, Accelerator(), replay_routing=True) == []
+
+
+@pytest.mark.parametrize("version", ["0.31.0", "0.32.0"])
+@pytest.mark.parametrize(
+    ("rollout", "text"),
+    [
+        ({"continue_over_updates": True, "max_staleness": 2}, "cannot record experts over an update of the weights"),
+        ({"endpoint": {}}, "cannot record experts over an update of the weights"),
+        ({"options": {"enable_prefix_caching": False}}, "rollout.options.enable_prefix_caching=false"),
+    ],
+)
+def test_routing_that_later_versions_cannot_record_is_refused_for_these(site, version, rollout, text):
+    install(site, version)
+    ((severity, key, said),) = found(ROUTED, Accelerator(), replay_routing=True, **rollout)
+    assert (severity, key) == ("error", "rollout.replay_routing")
+    assert text in said
+    (site / "vllm" / "_version.py").write_text("__version__ = version = '0.30.0'\n")
+    assert found(ROUTED, Accelerator(), replay_routing=True, **rollout) == []
+
+
+def test_the_routing_of_a_family_that_no_test_compares_is_refused(site):
+    install(site, "0.30.0")
+    remarks = found({"model_type": "other", "num_experts": 4}, replay_routing=True)
+    ((severity, key, said),) = [one for one in remarks if one[0] == "error"]
+    assert (severity, key) == ("error", "rollout.replay_routing")
+    assert "the experts that vLLM records for other with those of transformers (tested: qwen3_moe)" in said
+
+
 def test_adapters_of_a_proved_family_may_come_alone(installed):
     assert found(adapters={"rank": 512}, lora="alone") == []
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 pytestmark = NEEDS_VLLM
+VERSION = installed.version if (installed := find_installation()) else "0"
 
 
 def run(name: str, directory: Path, environment: Mapping[str, str] | None = None, *arguments: str):
@@ -41,19 +42,30 @@ def run(name: str, directory: Path, environment: Mapping[str, str] | None = None
 
 
 def test_log_probs_follow_the_weights_in_every_family_and_a_lost_tensor_is_noticed(tmp_path):
-    version = find_installation().version
     families = [family for family in PROVED if family != "qwen3"]  # qwen3: test_weights.py
-    if flaw(version, "experts on a processor"):
+    if flaw(VERSION, "experts on a processor"):
         families.remove("qwen3_moe")
     found = run("families", tmp_path, None, *families)
     assert {family: found[family] for family in families if found[family] > 5e-6} == {}
     for family in {"qwen2", "qwen3_moe"} & set(families):  # a tied head, and experts
         stale = found[f"{family} not repacked"]
-        assert (stale > 0.01) == (Version(version) >= Version("0.28")), f"{family}: {stale} without repacking"
+        assert (stale > 0.01) == (Version(VERSION) >= Version("0.28")), f"{family}: {stale} without repacking"
     lost, unusable = found["lost"]
     assert "did not load all weights of the model" in lost
     assert "model.layers.1.self_attn.qkv_proj" in lost
     assert "no weights" in unusable
+
+
+@pytest.mark.skipif(bool(flaw(VERSION, "routing on a processor")), reason="this vLLM records no experts on a processor")
+def test_the_experts_that_vllm_records_are_those_of_hugging_face_s_router(tmp_path):
+    found = run("routing", tmp_path)
+    assert found["preempted"] > 5, "responses must be computed again, or the test shows little"
+    assert found["differing"] == [0, 0], "the second time prompts come from the prefix cache"
+    assert found["differing after an update"] == 0
+    assert found["of other weights"] > 100
+    assert "stop" in found["stopped"]
+    assert found["differing before a stop string"] == 0
+    assert found["continued"] == [0, 0]
 
 
 @NEEDS_TORCHVISION

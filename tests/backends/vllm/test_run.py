@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from anytron_vllm.installation import find_installation
+from anytron_vllm.release import flaw
 from tests.house import ROOT
 from tests.needs_vllm import NEEDS_TORCHVISION, NEEDS_VLLM, WITH_TORCHVISION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+VERSION = installed.version if (installed := find_installation()) else "0"
 pytestmark = [*NEEDS_VLLM, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
@@ -53,6 +56,24 @@ def test_rollout_and_training_agree_at_every_step(example, steps, more, tmp_path
     (model,) = (output / "initial_model").glob("*.safetensors")
     (size,) = {step["throughput/weight_bytes"] / model.stat().st_size for step in metrics}
     assert 0.01 < size < 0.2 if alone else 0.9 < size < 1.0
+
+
+@pytest.mark.skipif(bool(flaw(VERSION, "routing on a processor")), reason="this vLLM records no experts on a processor")
+def test_training_replays_the_experts_that_vllm_chose(tmp_path):
+    """In bfloat16, where the routers of the two engines do not always agree."""
+    settings = ["rollout.engine=vllm", "model.config.head_dim=32", "model.dtype=bfloat16", "trainer.total_steps=10"]
+    settings += ["algorithm.mini_batches=1", 'engine.options.router_replay="off"', "trainer.save_hf=false"]
+    found = []
+    for replay in ("true", "false"):
+        output = tmp_path / replay
+        where = f"trainer.output_dir={output}"
+        anytron("train", "examples/grpo_moe.yaml", *settings, where, f"rollout.replay_routing={replay}")
+        found.append([json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()])
+    replayed, own = found
+    assert all(step["moe/rerouted_fraction"] > 0.0 for step in replayed)
+    assert not any("moe/rerouted_fraction" in step for step in own)
+    differences = [sum(step["rollout/log_prob_abs_diff"] for step in steps) for steps in found]
+    assert differences[0] < differences[1]
 
 
 def test_verify_compares_vllm_s_log_softmax(tmp_path):

@@ -1,0 +1,92 @@
+"""Check what a run asks of vLLM beyond responses: adapters alone, the experts of tokens. Imports no vLLM."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from anytron.config.diagnostics import Diagnostic
+from anytron_vllm.options import BUFFER_RANKS
+from anytron_vllm.release import Asked, flaw
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from anytron.config.schema import LoraSection, RunConfig
+    from anytron_vllm.installation import Installation
+    from anytron_vllm.options import VllmOptions
+
+PROVED_WITH_ADAPTERS = ("llama", "qwen2", "qwen3")
+"""Families for which a test compares log-probs with adapters that are sent alone to log-probs with merged weights."""
+PROVED_WITH_ROUTING = ("qwen3_moe",)
+"""Families for which a test compares the experts that vLLM records with those of transformers."""
+
+
+def feature_diagnostics(
+    run: RunConfig,
+    config: Mapping[str, Any],
+    options: VllmOptions,
+    installation: Installation | None,
+    *,
+    accelerator: bool,
+) -> Iterator[Diagnostic]:
+    """Refuse features that vLLM lacks for this model, version or platform.
+
+    Args:
+        run: The run.
+        config: The model's Hugging Face config.
+        options: The engine's options.
+        installation: The installed vLLM; None = none is installed, which is reported elsewhere.
+        accelerator: Whether the platform is an accelerator.
+    """
+    family, text = str(config.get("model_type")), config.get("text_config") or config
+    if run.rollout.lora == "alone" and run.model.lora is not None:
+        yield from _adapters(family, text, run.model.lora, accelerator=accelerator)
+    if run.rollout.replay_routing:
+        version = None if installation is None else installation.version
+        yield from _routing(run, family, options, version, accelerator=accelerator)
+
+
+def _adapters(family: str, text: Mapping[str, Any], lora: LoraSection, *, accelerator: bool) -> Iterator[Diagnostic]:
+    """Check whether vLLM can run adapters that are sent alone; merged ones are ordinary weights."""
+    if lora.rank > BUFFER_RANKS[-1]:
+        message = f"rank {lora.rank} is too large: vLLM supports adapters up to rank {BUFFER_RANKS[-1]}"
+        yield Diagnostic("error", "model.lora.rank", message, "lower the rank, or set rollout.lora=merged")
+    if family in PROVED_WITH_ADAPTERS:
+        return
+    fix = "set rollout.lora=merged"
+    if not accelerator and text.get("num_experts"):
+        message = "vLLM uses Triton kernels for experts that have adapters, and these kernels do not run on a CPU"
+        yield Diagnostic("error", "rollout.lora", message, fix)
+    else:
+        message = (
+            f"no test compares vLLM's log-probs of {family} with adapters to its log-probs with merged weights "
+            f"(tested: {', '.join(PROVED_WITH_ADAPTERS)})"
+        )
+        yield Diagnostic("error", "rollout.lora", message, fix)
+
+
+def _routing(
+    run: RunConfig, family: str, options: VllmOptions, version: str | None, *, accelerator: bool
+) -> Iterator[Diagnostic]:
+    key, fix = "rollout.replay_routing", "remove it, or set rollout.engine=transformers"
+    if family not in PROVED_WITH_ROUTING:
+        message = (
+            f"no test compares the experts that vLLM records for {family} with those of transformers (tested: "
+            f"{', '.join(PROVED_WITH_ROUTING)})"
+        )
+        yield Diagnostic("error", key, message, fix)
+    if version is None:
+        return
+    continued = run.rollout.continue_over_updates or run.rollout.endpoint is not None
+    asked: tuple[tuple[bool, Asked, str], ...] = (
+        (not accelerator, "routing on a processor", "cannot record the experts of tokens on a processor"),
+        (continued, "routing of responses that continue", "cannot record experts over an update of the weights"),
+        (
+            not options.enable_prefix_caching,
+            "routing without a prefix cache",
+            "cannot record experts with rollout.options.enable_prefix_caching=false",
+        ),
+    )
+    for wanted, name, what in asked:
+        if wanted and (why := flaw(version, name)):
+            yield Diagnostic("error", key, f"vLLM {version} {what}: {why}", fix)
