@@ -49,10 +49,14 @@ QWEN3_MOE = {
 
 
 def run_config(
-    model: dict[str, Any], output: Path, adapters: dict[str, Any] | None = None, **rollout: Any
+    model: dict[str, Any],
+    output: Path,
+    adapters: dict[str, Any] | None = None,
+    dtype: str = "float32",
+    **rollout: Any,
 ) -> RunConfig:
     values = {
-        "model": {"config": model, "dtype": "float32", "tokenizer": "sort_digits.py:tokenizer", "lora": adapters},
+        "model": {"config": model, "dtype": dtype, "tokenizer": "sort_digits.py:tokenizer", "lora": adapters},
         "data": {"source": "sort_digits.py:prompts"},
         "rewards": [{"function": "exact_match"}],
         "rollout": {"engine": "vllm", **rollout},

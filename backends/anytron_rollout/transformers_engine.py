@@ -21,6 +21,7 @@ from anytron.workers.engines.rollout_engine import RoutingShape
 from anytron.workers.engines.sampling import RequestQueue, StopStrings
 from anytron_rollout.generation import build_model, generate, image_arguments
 from anytron_rollout.options import TransformersOptions
+from anytron_rollout.quantization import quantize, quantized_weights
 from anytron_rollout.weights import differing_weights, load_verified
 
 if TYPE_CHECKING:
@@ -72,16 +73,21 @@ class TransformersEngine:
         model = build_model(config, dtype, **attention)
         self._model = place(model, self._runtime, options.device_map).eval().requires_grad_(requires_grad=False)
         self._routing = RoutingRecorder(self._model) if rollout.replay_routing else None
+        self._quantized = quantized_weights(self._model) if rollout.quantization else []
         self._shares_prompts = self._routing is None  # routing is of every row's every token
 
     def load_weights(self, origin: WeightOrigin) -> int:
-        """Load and verify new weights (:func:`anytron_rollout.weights.load_verified`); return their version."""
+        """Load and verify new weights (:func:`anytron_rollout.weights.load_verified`); return their version.
+
+        With ``rollout.quantization`` they are rounded afterwards.
+        """
         with origin.open() as weights:
             self._version = None  # never generate with half-loaded weights
             if self._parked is not None:
                 self._parked.take_back()
                 self._parked = None
             load_verified(self._model, weights)
+            quantize(self._quantized)
             self._version = weights.version
         return self._version
 

@@ -11,7 +11,7 @@ from anytron.base.errors import ConfigError
 from anytron.config.diagnostics import Diagnostic
 from anytron.task.data.model_files import faults, read_config
 from anytron.task.data.pretrained import processor_files
-from anytron_vllm.features import feature_diagnostics
+from anytron_vllm.features import feature_diagnostics, has_experts
 from anytron_vllm.installation import INSTALL, find_installation
 from anytron_vllm.options import VllmOptions
 from anytron_vllm.release import IMAGES_TESTED, SUPPORTED, flaw, is_in
@@ -31,6 +31,7 @@ PROVED_WITH_IMAGES = ("qwen2_5_vl", "qwen3_vl")
 """Families whose log-probs a test compares with Hugging Face's for prompts with images."""
 OWN_ARGUMENTS = {
     "dtype": "model.dtype",
+    "quantization": "rollout.quantization",
     "max_num_seqs": "rollout.max_batch_size",
     "seed": "trainer.seed",
     "model": "model.path",
@@ -221,8 +222,9 @@ def _whole_prompts(text: Mapping[str, Any], options: VllmOptions) -> Iterator[Di
 
 def _processor(key: str, text: Mapping[str, Any], installation: Installation | None) -> Iterator[Diagnostic]:
     """Check what vLLM's kernels for the processor cannot do."""
-    experts = text.get("num_experts") or text.get("n_routed_experts") or text.get("num_local_experts")
-    why = flaw(installation.version, "experts on a processor") if installation is not None and experts else None
+    why = None
+    if installation is not None and has_experts(text):
+        why = flaw(installation.version, "experts on a processor")
     if why is not None and installation is not None:
         message = f"vLLM {installation.version} cannot run a model with experts on a processor: {why}"
         yield Diagnostic(

@@ -15,6 +15,7 @@ from anytron_vllm.installation import require_supported, require_torchvision
 from anytron_vllm.options import VllmOptions
 from anytron_vllm.requests import ImageTokens, UnderWay, engine_input, sampling_params
 from anytron_vllm.routing import RecordedRouting
+from anytron_vllm.sleep import SleepMode
 from anytron_vllm.start import engine_arguments, set_environment, start_directory
 from anytron_vllm.weights import ADAPTER_ID, AdapterDirectory, ExpectedWeights, chunks, put_together, receive_all
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.workers.engines.context import EngineContext
+    from anytron.workers.engines.device_memory import MemoryUse
     from anytron.workers.engines.rollout_engine import GenerationRequest, PromptInputs, Response
     from anytron.workers.weights.transfer import WeightOrigin
 
@@ -72,6 +74,7 @@ class VllmEngine:
             )
             self._llm: Any = LLM(**arguments)
         self._llm.collective_rpc("unlink_anytron_shared_memory")
+        self._sleep_mode = SleepMode(self._llm)
         self._expected = ExpectedWeights(config.model)
         self._adapter: AdapterDirectory | None = None
         if config.rollout.lora == "alone":
@@ -85,9 +88,11 @@ class VllmEngine:
         """Queue requests; return at once.
 
         Raises:
-            EngineError: A prompt leaves too little room for its response, or a request's temperature differs from the
-                temperature of requests in progress.
+            EngineError: A prompt leaves too little room for its response, a request's temperature differs from the
+                temperature of requests in progress, or vLLM sleeps.
         """
+        if self._sleep_mode.asleep:
+            raise EngineError("vLLM sleeps and takes no requests.", fix="call load_weights before submit")
         for request in requests:
             self._check(request)
         for request in requests:
@@ -128,6 +133,7 @@ class VllmEngine:
         with origin.open() as received:
             weights, version = receive_all(received, self._expected), received.version
         self._version = None  # never generate with half-loaded weights
+        self._sleep_mode.wake_weights()
         try:
             self._llm.collective_rpc("start_anytron_update")
             for chunk in chunks(weights):
@@ -135,9 +141,20 @@ class VllmEngine:
             self._llm.collective_rpc("finish_anytron_update")
         except (KeyError, RuntimeError, ValueError) as error:  # RuntimeError: also of another process, as text
             raise EngineError("vLLM could not load the weights.", where=f"version {version}", why=str(error)) from error
+        self._sleep_mode.wake_cache()
         self._empty_caches()
         self._version = version
         return version
+
+    def sleep(self) -> MemoryUse:
+        """Free the device's memory, weights and cache; :meth:`load_weights` wakes vLLM up.
+
+        Raises:
+            EngineError: Requests are being generated, or vLLM does not sleep.
+        """
+        self._refuse_requests("sleep")
+        self._version = None
+        return self._sleep_mode.sleep()
 
     def load_adapter(self, origin: WeightOrigin) -> int:
         """Unload the previous adapter, load a new one, and return its version.
@@ -176,14 +193,13 @@ class VllmEngine:
         """Return each sequence's log-probs of all tokens, float32 ``[tokens, vocabulary]``, as vLLM returns no logits.
 
         Raises:
-            EngineError: Requests are being generated.
+            EngineError: Requests are being generated, or no weights have been loaded.
         """
+        if self._version is None:
+            raise EngineError("The rollout engine has no weights yet.", fix="call load_weights before logits")
         from vllm import SamplingParams
 
-        if self._under_way:
-            raise EngineError(
-                "Cannot compute logits while requests are being generated.", fix="poll or abort the requests first"
-            )
+        self._refuse_requests("compute logits")
         self._set_temperature(1.0)
         params = SamplingParams(
             max_tokens=1, prompt_logprobs=-1, logprobs=-1, flat_logprobs=True, detokenize=False, ignore_eos=True
@@ -251,6 +267,12 @@ class VllmEngine:
                 where=f"request {request.id}",
                 why=f"the prompt has {prompt} tokens and the response up to {longest}, but vLLM allows {limit} in all",
                 fix="raise rollout.options.max_model_len, lower rollout.max_new_tokens, or use shorter prompts",
+            )
+
+    def _refuse_requests(self, what: str) -> None:
+        if self._under_way:
+            raise EngineError(
+                f"Cannot {what} while requests are being generated.", fix="poll or abort the requests first"
             )
 
     def _set_temperature(self, temperature: float) -> None:

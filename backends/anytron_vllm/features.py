@@ -41,8 +41,12 @@ def feature_diagnostics(
     family, text = str(config.get("model_type")), config.get("text_config") or config
     if run.rollout.lora == "alone" and run.model.lora is not None:
         yield from _adapters(family, text, run.model.lora, accelerator=accelerator)
+    version = None if installation is None else installation.version
+    if run.rollout.sleep:
+        yield from _sleep(run, accelerator=accelerator)
+    if run.rollout.quantization is not None:
+        yield from _quantized(run, text, version, accelerator=accelerator)
     if run.rollout.replay_routing:
-        version = None if installation is None else installation.version
         yield from _routing(run, family, options, version, accelerator=accelerator)
 
 
@@ -63,6 +67,37 @@ def _adapters(family: str, text: Mapping[str, Any], lora: LoraSection, *, accele
             f"(tested: {', '.join(PROVED_WITH_ADAPTERS)})"
         )
         yield Diagnostic("error", "rollout.lora", message, fix)
+
+
+def _sleep(run: RunConfig, *, accelerator: bool) -> Iterator[Diagnostic]:
+    key, fix = "rollout.sleep", "set rollout.sleep=false"
+    if not accelerator:
+        # vllm/platforms/interface.py, is_sleep_mode_available
+        message = "vLLM's sleep mode frees memory of accelerators only, and vLLM does not start with it on a CPU"
+        yield Diagnostic("error", key, message, f"{fix}, or rollout.engine=transformers")
+    if run.rollout.quantization is not None:
+        message = "no test knows which scales of rounded weights (rollout.quantization) vLLM's sleep discards"
+        yield Diagnostic("error", key, message, fix)
+
+
+def _quantized(
+    run: RunConfig, text: Mapping[str, Any], version: str | None, *, accelerator: bool
+) -> Iterator[Diagnostic]:
+    key, fix = "rollout.quantization", "remove it, or set rollout.engine=transformers"
+    if run.model.dtype != "bfloat16":
+        # vllm/model_executor/layers/quantization/online/base.py, get_supported_act_dtypes
+        message = f"vLLM rounds the weights of bfloat16 models only, and model.dtype is {run.model.dtype}"
+        yield Diagnostic("error", key, message, f"set model.dtype=bfloat16; or {fix}")
+    if not accelerator and has_experts(text):
+        message = "vLLM's build for CPUs lacks dynamic_per_token_scaled_fp8_quant, with which it rounds experts"
+        yield Diagnostic("error", key, message, fix)
+    if version is not None and (why := flaw(version, "quantized weights")):
+        yield Diagnostic("error", key, f"vLLM {version} cannot round weights: {why}", fix)
+
+
+def has_experts(text: Mapping[str, Any]) -> bool:
+    """Return whether a model has experts, from its text config."""
+    return any(text.get(name) for name in ("num_experts", "n_routed_experts", "num_local_experts"))
 
 
 def _routing(

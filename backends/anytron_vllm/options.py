@@ -53,7 +53,7 @@ class VllmOptions(Section):
 VLLM = EngineInfo(
     engine="anytron_vllm.engine:VllmEngine",
     options_model=VllmOptions,
-    capabilities=frozenset({"observation", "adapters", "routing"}),
+    capabilities=frozenset({"observation", "adapters", "routing", "quantization", "sleep"}),
     takes_stream=True,
     platform_check="anytron_vllm.checks:diagnostics",
     components=(Component("vllm", "vllm"), Component("transformers", "transformers")),
@@ -69,7 +69,10 @@ def estimate(run: RunConfig, training: TrainingEstimate, device: DeviceMemory) -
     options = VllmOptions.model_validate(run.rollout.options)
     when: When = "generation" if run.rollout.sleep else "always"
     ranks = options.tensor_parallel_size
-    size = training.parameters * BYTES[run.model.dtype] // ranks
+    element = (
+        1 if run.rollout.quantization else BYTES[run.model.dtype]
+    )  # embeddings and the head, a small part, keep it
+    size = training.parameters * element // ranks
     weights = MemoryPart("rollout-weights", size, f"{training.parameters:,} numbers over {ranks} processes", when)
     if options.kv_cache_gib is not None:
         cache = int(options.kv_cache_gib * 2**30)

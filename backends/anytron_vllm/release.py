@@ -27,6 +27,7 @@ IMAGES_TESTED = SpecifierSet("==0.32.*")
 """Versions with which the tests of models that take images have run."""
 
 Asked = Literal[
+    "quantized weights",
     "experts on a processor",
     "routing on a processor",
     "routing of responses that continue",
@@ -39,8 +40,9 @@ class Flaw:
     """Something that some versions of vLLM cannot do.
 
     Attributes:
-        asked: What a run asks for: experts on a processor; their routing there (``rollout.replay_routing``); routing
-            of responses that continue over an update of the weights; routing without the prefix cache.
+        asked: What a run asks for: weights in 8 bits (``rollout.quantization``); experts on a processor; their routing
+            there (``rollout.replay_routing``); routing of responses that continue over an update of the weights;
+            routing without the prefix cache.
         versions: Versions that cannot do it.
         why: The reason, with the source.
     """
@@ -51,6 +53,11 @@ class Flaw:
 
 
 FLAWS = (
+    Flaw(
+        "quantized weights",
+        SpecifierSet("<0.24"),
+        "it does not know fp8_per_channel (vllm/model_executor/layers/quantization/__init__.py)",
+    ),
     Flaw(
         "experts on a processor",
         SpecifierSet("<0.25"),

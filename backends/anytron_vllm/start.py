@@ -47,6 +47,10 @@ WHOLE_PROMPTS = {"enable_chunked_prefill": False}
 generators for CPUs do not allow (vllm/v1/worker/gpu_model_runner.py, ``_bookkeeping_sync``, 0.32)."""
 
 
+QUANTIZED = {"quantization": "fp8_per_channel"}
+"""Argument for ``rollout.quantization: fp8``. vLLM rounds weights as they are loaded, with one scale for each output,
+and the inputs of each layer with one scale for each token. (Its ``fp8`` has one scale for a whole layer.)"""
+
 RECORDED_ROUTING = {"enable_return_routed_experts": True}
 """Argument for ``rollout.replay_routing``."""
 
@@ -109,6 +113,8 @@ def engine_arguments(
         **(PREPARED_IMAGES if takes_images else {}),
         **(NORMALIZED_IMAGES if takes_images and normalizes_images(version) else {}),
         **(adapter_arguments(config.model.lora) if alone and config.model.lora else {}),
+        **({"enable_sleep_mode": True} if config.rollout.sleep else {}),
+        **(QUANTIZED if config.rollout.quantization else {}),
         **(RECORDED_ROUTING if config.rollout.replay_routing else {}),
         **{name: value for name, value in optional.items() if value is not None},
         **options.engine_args,

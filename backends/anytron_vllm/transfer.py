@@ -169,6 +169,12 @@ class WorkerExtension:
                 found += [checksum(part) for part in parts if part is not None]
         return sorted(found)
 
+    def anytron_free_bytes(self) -> int:
+        """Return the free memory of this worker's device."""
+        device = torch.device(self.device)  # type: ignore[attr-defined]
+        free, _ = torch.get_device_module(device).mem_get_info(device)
+        return int(free)
+
     def unlink_anytron_shared_memory(self) -> None:
         """Unlink the shared memory through which workers on the CPU exchange tensors.
 

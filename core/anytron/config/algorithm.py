@@ -49,7 +49,8 @@ class AlgorithmSection(Section):
     """``truncated`` multiplies the loss of each token by how much more probable training found it than the rollout did,
     up to ``importance_cap`` (truncated importance sampling); ``masked`` leaves out tokens whose factor is above
     ``importance_cap`` or below ``importance_floor``; ``measured`` records the metrics of this factor and corrects
-    nothing; ``auto`` is ``truncated`` if ``rollout.max_staleness`` is above 0, else ``none``."""
+    nothing; ``auto`` is ``truncated`` if ``rollout.max_staleness`` is above 0 or ``rollout.quantization`` is set,
+    else ``none``."""
     importance_level: Literal["token", "sequence"] = "token"
     """Whether the factor of ``importance_correction`` is the probability ratio of a token or of its whole response."""
     importance_cap: float = Field(2.0, gt=0.0)

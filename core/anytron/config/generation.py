@@ -77,6 +77,9 @@ class RolloutSection(Section):
     replay_routing: bool = False
     """Mixture of experts: training sends each token to the experts to which the rollout engine sent it;
     docs/how-to/train-mixture-of-experts.md."""
+    quantization: Literal["fp8"] | None = None
+    """``fp8``: the rollout engine rounds the weights of linear layers to 8-bit floats, and training does not;
+    docs/how-to/quantize-rollouts.md."""
     max_staleness: int = Field(0, ge=0)
     """How many steps old the weights may be that generate a step's responses. With 1, the responses of a step are
     generated while the previous step is trained; more needs ``continue_over_updates``;

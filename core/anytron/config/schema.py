@@ -296,7 +296,8 @@ class RunConfig(Section):
     @property
     def corrected_algorithm(self) -> AlgorithmSection:
         """Section ``algorithm`` with ``importance_correction=auto`` replaced by the value that applies."""
-        if self.algorithm.importance_correction != "auto" or not self.rollout.max_staleness:
+        other_policy = self.rollout.max_staleness or self.rollout.quantization
+        if self.algorithm.importance_correction != "auto" or not other_policy:
             return self.algorithm
         return self.algorithm.model_copy(update={"importance_correction": "truncated"})
 

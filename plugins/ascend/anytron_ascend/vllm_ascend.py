@@ -157,12 +157,12 @@ def _settings(run: RunConfig) -> Iterator[Diagnostic]:
     for one in REFUSED:
         if chosen := additional.get(one.key):
             yield Diagnostic("error", f"{ADDITIONAL}.{one.key}", f"with {chosen!r}, {one.why}", "remove it")
-    if chosen := arguments.get("quantization"):
+    if chosen := run.rollout.quantization:
         yield Diagnostic(
             "error",
-            "rollout.options.engine_args.quantization",
-            f"with {chosen!r}, vllm-ascend keeps weights quantised, but a weight update sends weights that are not "
-            "quantised",
+            "rollout.quantization",
+            f"with {chosen!r}, vllm-ascend keeps weights quantised in layouts that Anytron does not know, but a weight "
+            "update sends weights that are not quantised",
             "remove it",
         )
 

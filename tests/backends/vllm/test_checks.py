@@ -52,9 +52,10 @@ class Accelerator(CpuPlatform):
     accelerator = True
 
 
-def found(model=None, platform=None, adapters=None, processor=None, **rollout):
+def found(model=None, platform=None, adapters=None, processor=None, dtype="bfloat16", **rollout):
+    written = {"config": MODEL | (model or {}), "dtype": dtype, "tokenizer": "t.py:t"}
     values = {
-        "model": {"config": MODEL | (model or {}), "tokenizer": "t.py:t", "processor": processor, "lora": adapters},
+        "model": {**written, "processor": processor, "lora": adapters},
         "data": {"source": "s.py:s"},
         "rewards": [{"function": "exact_match"}],
         "rollout": {"engine": "vllm", "max_new_tokens": 8, **rollout},
@@ -203,6 +204,12 @@ def test_a_torchvision_that_cannot_be_imported_is_an_error_with_its_reason(site)
         ({}, {"options": {"engine_args": {"dtype": "half"}}}, "rollout.options.engine_args.dtype", "set model.dtype"),
         (
             {},
+            {"options": {"engine_args": {"quantization": "fp8"}}},
+            "rollout.options.engine_args.quantization",
+            "set rollout.quantization instead",
+        ),
+        (
+            {},
             {"options": {"engine_args": {"enable_chunked_prefill": True}}},
             "rollout.options.engine_args.enable_chunked_prefill",
             "only if it computes each prompt in one step - remove it",
@@ -302,6 +309,24 @@ def test_the_routing_of_a_family_that_no_test_compares_is_refused(site):
     ((severity, key, said),) = [one for one in remarks if one[0] == "error"]
     assert (severity, key) == ("error", "rollout.replay_routing")
     assert "the experts that vLLM records for other with those of transformers (tested: qwen3_moe)" in said
+
+
+def test_rounded_weights_need_bfloat16_a_version_that_knows_them_and_on_a_processor_no_experts(site):
+    install(site, "0.24.0")
+    assert found({}, dtype="bfloat16", quantization="fp8") == []
+    assert found({**MODEL, **EXPERTS}, Accelerator(), dtype="bfloat16", quantization="fp8") == []
+    for model, dtype, text in (
+        ({}, "float32", "bfloat16 models only, and model.dtype is float32 - set model.dtype=bfloat16"),
+        (EXPERTS, "bfloat16", "lacks dynamic_per_token_scaled_fp8_quant"),
+    ):
+        remarks = [one for one in found(model, dtype=dtype, quantization="fp8") if one[1] == "rollout.quantization"]
+        ((severity, _, said),) = remarks
+        assert severity == "error"
+        assert text in said
+    (site / "vllm" / "_version.py").write_text("__version__ = version = '0.23.1'\n")
+    ((severity, key, said),) = found({}, dtype="bfloat16", quantization="fp8")
+    assert (severity, key) == ("error", "rollout.quantization")
+    assert "vLLM 0.23.1 cannot round weights: it does not know fp8_per_channel" in said
 
 
 def test_adapters_of_a_proved_family_may_come_alone(installed):

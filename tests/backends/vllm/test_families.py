@@ -68,6 +68,13 @@ def test_the_experts_that_vllm_records_are_those_of_hugging_face_s_router(tmp_pa
     assert found["continued"] == [0, 0]
 
 
+@pytest.mark.skipif(bool(flaw(VERSION, "quantized weights")), reason="this vLLM does not round weights")
+def test_weights_in_8_bits_follow_each_update_and_are_rounded_as_the_other_engine_rounds_them(tmp_path):
+    found = run("quantized", tmp_path)
+    assert sum(found["rounded"]) < 0.75 * sum(found["not rounded"])
+    assert max(found["rounded"]) < 0.1 * min(found["before"])
+
+
 @NEEDS_TORCHVISION
 def test_log_probs_with_images_follow_the_weights_and_the_images(tmp_path):
     found = run("images", tmp_path, WITH_TORCHVISION)

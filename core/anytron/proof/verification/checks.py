@@ -84,6 +84,8 @@ def verify(config: RunConfig, session: Session, make_executor: ExecutorMaker, wa
         config = config.model_copy(
             update={"rollout": config.rollout.model_copy(update={"max_new_tokens": MAX_NEW_TOKENS})}
         )
+    if config.rollout.quantization:  # its rounding would hide differences between the engines
+        config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"quantization": None})})
     prepared = prepare(config)
     write_random_model(config, prepared.tokenizer)
     random = roles.with_drawn_head(config)

@@ -59,6 +59,7 @@ CARRIED_OUT: Mapping[str, str] = MappingProxyType(
         "rollout.options": "settings of the rollout engine",
         "rollout.placement": "where responses are made",
         "rollout.python": "which Python runs the rollout engine",
+        "rollout.quantization": "how exactly the rollout computes",
         "rollout.replicas": "how many rollout engines there are",
         "rollout.sleep": "what holds the device's memory",
         "rollout.weights": "how weights reach the rollout",

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 OF_PROCESSES = ("replicas", "num_threads", "python", "weights", "lora", "placement", "max_staleness")
 """Keys of section ``rollout`` that configure rollout processes."""
 
+ROUNDING = 0.01
+"""Mean change of a token's log-prob, in nats, by ``rollout.quantization=fp8`` (docs/how-to/quantize-rollouts.md)."""
+
 
 def training_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
     """Find capabilities that the run needs and its engines do not declare."""
@@ -38,6 +41,15 @@ def training_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
         yield from _lacking(config, "engine", "offload", "engine.offload", "free memory", "set engine.offload=[]")
     if config.rollout.sleep:
         yield from _lacking(config, "rollout", "sleep", "rollout.sleep", "free memory", "set rollout.sleep=false")
+    yield from _generation(config)
+    if config.resume != "never":
+        yield from _lacking(config, "engine", "checkpoints", "resume", "continue from a checkpoint", "set resume=never")
+    elif config.checkpoint.keep > 0:
+        fix = "set checkpoint.keep=0 to accept that a run that dies starts over"
+        yield from _lacking(config, "engine", "checkpoints", "checkpoint", "save checkpoints", fix, severity="warning")
+
+
+def _generation(config: RunConfig) -> Iterator[Diagnostic]:
     if config.rollout.lora == "alone":
         yield from _adapters_alone(config)
     if config.rollout.replay_routing:
@@ -48,11 +60,8 @@ def training_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
         yield from _lacking(
             config, "engine", "routing", key, "replay the rollout's routing", f"{fix} engine.name=megatron"
         )
-    if config.resume != "never":
-        yield from _lacking(config, "engine", "checkpoints", "resume", "continue from a checkpoint", "set resume=never")
-    elif config.checkpoint.keep > 0:
-        fix = "set checkpoint.keep=0 to accept that a run that dies starts over"
-        yield from _lacking(config, "engine", "checkpoints", "checkpoint", "save checkpoints", fix, severity="warning")
+    if config.rollout.quantization is not None:
+        yield from _quantized(config)
 
 
 def _adapters_alone(config: RunConfig) -> Iterator[Diagnostic]:
@@ -64,6 +73,26 @@ def _adapters_alone(config: RunConfig) -> Iterator[Diagnostic]:
         if getattr(config.rollout, other):
             message = "it needs all weights, and rollout.lora=alone sends adapters only"
             yield Diagnostic("error", f"rollout.{other}", message, f"remove rollout.{other}, or {fix}")
+
+
+def _quantized(config: RunConfig) -> Iterator[Diagnostic]:
+    key, remove = "rollout.quantization", "remove rollout.quantization"
+    fix = f"{remove}, or set rollout.engine=transformers"
+    yield from _lacking(config, "rollout", "quantization", key, "round its weights", fix)
+    if config.rollout.lora == "alone":
+        message = "no test compares adapters that are sent alone with merged ones if the other weights are rounded"
+        yield Diagnostic("error", key, message, f"{remove}, or set rollout.lora=merged")
+    if config.rollout.check_weights_every:
+        message = "it compares the rollout's weights with training's bit for bit, and rollout.quantization rounds them"
+        yield Diagnostic("error", "rollout.check_weights_every", message, f"set it to 0, or {remove}")
+    tolerance = config.trainer.rollout_log_prob_tolerance
+    if tolerance is not None and tolerance < ROUNDING:
+        message = (
+            f"{tolerance:g} is less than what rollout.quantization changes: rounding weights to 8 bits moves the "
+            f"log-prob of a token by about {ROUNDING:g} on average, and the run would stop"
+        )
+        fix = f"set trainer.rollout_log_prob_tolerance to 0.1, or remove it, or {remove}"
+        yield Diagnostic("error", "trainer.rollout_log_prob_tolerance", message, fix)
 
 
 def generates_in_training(config: RunConfig) -> bool:

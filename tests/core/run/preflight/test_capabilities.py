@@ -108,6 +108,28 @@ def test_routing_is_told_by_one_engine_and_repeated_by_the_other(testchip):
     assert found("megatron", "transformers") == []
 
 
+def test_weights_are_rounded_by_engines_that_can_and_what_rounding_would_break_is_refused(testchip):
+    def found(rollout="transformers", tolerance=None, adapters=None, **more):
+        sections = {"rollout": {"engine": rollout, "quantization": "fp8", **more}, "model": {"lora": adapters}}
+        run = run_of("megatron", **sections, trainer={"rollout_log_prob_tolerance": tolerance})
+        return [(one.severity, one.key, f"{one.message} - {one.fix}") for one in training_diagnostics(run)]
+
+    assert found() == found("vllm") == found(tolerance=0.1) == []
+    for engine in ("small", "megatron"):
+        ((severity, key, text),) = found(engine)
+        assert (severity, key) == ("error", "rollout.quantization")
+        assert f"the engine {engine} cannot round its weights" in text
+    ((severity, key, text),) = found("vllm", adapters={}, lora="alone")
+    assert (severity, key) == ("error", "rollout.quantization")
+    assert "rollout.lora=merged" in text
+    ((severity, key, text),) = found(check_weights_every=2)
+    assert (severity, key) == ("error", "rollout.check_weights_every")
+    assert "bit for bit" in text
+    ((severity, key, text),) = found(tolerance=1e-3)
+    assert (severity, key) == ("error", "trainer.rollout_log_prob_tolerance")
+    assert "0.001 is less than what rollout.quantization changes" in text
+
+
 def test_a_run_that_needs_nothing_of_the_kind_is_not_remarked_on(testchip):
     assert list(training_diagnostics(run_of())) == []
 
