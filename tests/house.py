@@ -72,10 +72,10 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("engine", "reward_model"),
         ("__init__",),
     ),
-    "anytron_rollout": (("generation", "options", "weights"), ("transformers_engine",), ("__init__",)),
+    "anytron_rollout": (("generation", "options", "quantization", "weights"), ("transformers_engine",), ("__init__",)),
     "anytron_vllm": (
-        ("kept", "options", "release", "requests", "weights"),
-        ("installation", "start", "transfer"),
+        ("kept", "options", "release", "requests", "routing", "sleep", "weights"),
+        ("features", "installation", "start", "transfer"),
         ("checks",),
         ("engine",),
         ("__init__",),

@@ -87,7 +87,8 @@ def diagnostics(run: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
         yield from _images(run, installation)
     yield from _splits(key, text, vision or {}, options)
     yield from _lengths(text, run, options)
-    yield from feature_diagnostics(run, config, options, installation, accelerator=platform.accelerator)
+    version = None if installation is None else installation.version
+    yield from feature_diagnostics(run, config, options, version, accelerator=platform.accelerator)
     if not platform.accelerator:
         yield from _processor(key, text, installation)
         yield from _whole_prompts(text, options)

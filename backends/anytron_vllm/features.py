@@ -1,4 +1,4 @@
-"""Check what a run asks of vLLM beyond responses: adapters alone, the experts of tokens. Imports no vLLM."""
+"""Check what a run asks of vLLM beyond responses: adapters, experts of tokens, sleep, 8 bits. Imports no vLLM."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from anytron.config.schema import LoraSection, RunConfig
-    from anytron_vllm.installation import Installation
     from anytron_vllm.options import VllmOptions
 
 PROVED_WITH_ADAPTERS = ("llama", "qwen2", "qwen3")
@@ -25,7 +24,7 @@ def feature_diagnostics(
     run: RunConfig,
     config: Mapping[str, Any],
     options: VllmOptions,
-    installation: Installation | None,
+    version: str | None,
     *,
     accelerator: bool,
 ) -> Iterator[Diagnostic]:
@@ -35,13 +34,12 @@ def feature_diagnostics(
         run: The run.
         config: The model's Hugging Face config.
         options: The engine's options.
-        installation: The installed vLLM; None = none is installed, which is reported elsewhere.
+        version: Version of the installed vLLM; None = none is installed, which is reported elsewhere.
         accelerator: Whether the platform is an accelerator.
     """
     family, text = str(config.get("model_type")), config.get("text_config") or config
     if run.rollout.lora == "alone" and run.model.lora is not None:
         yield from _adapters(family, text, run.model.lora, accelerator=accelerator)
-    version = None if installation is None else installation.version
     if run.rollout.sleep:
         yield from _sleep(run, accelerator=accelerator)
     if run.rollout.quantization is not None:

@@ -47,7 +47,8 @@ OPTIONS = (
     ),
     # vllm_ascend/ascend_config.py reads the key in each branch from releases/v0.23.0 to main, before the variable
     # VLLM_ASCEND_ENABLE_NZ; vllm_ascend/utils.py converts weights where it is not 0. On main rl_config sets it too, and
-    # turns expandable segments off: they disturb the memory pools of vLLM's sleep mode, which Anytron does not use.
+    # turns expandable segments off: they disturb the memory pools of vLLM's sleep mode. They are off unless
+    # platform.options.expandable_segments is set.
     ConfigEdit(f"{ADDITIONAL}.{NZ_MODE}", 0, "weights in the layout NZ cannot be replaced in place", default=True),
     # AscendUnquantizedFusedMoEMethod.process_weights_after_loading casts experts to NZ for this kernel, in any nz mode.
     ConfigEdit(

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from anytron.config.schema import LoraSection
-from anytron_vllm.checks import PROVED_WITH_ADAPTERS
+from anytron_vllm.features import PROVED_WITH_ADAPTERS
 from anytron_vllm.start import adapter_arguments
 from anytron_vllm.weights import PREFIX, AdapterDirectory
 from tests.backends.vllm.test_families import run
