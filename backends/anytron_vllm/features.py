@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PROVED_WITH_ADAPTERS = ("llama", "qwen2", "qwen3")
 """Families for which a test compares log-probs with adapters that are sent alone to log-probs with merged weights."""
 PROVED_WITH_ROUTING = ("qwen3_moe",)
-"""Families for which a test compares the experts that vLLM records with those of transformers."""
+"""Families for which a test compares the experts that vLLM records with what transformers chooses."""
 
 
 def feature_diagnostics(
@@ -104,7 +104,7 @@ def _routing(
     key, fix = "rollout.replay_routing", "remove it, or set rollout.engine=transformers"
     if family not in PROVED_WITH_ROUTING:
         message = (
-            f"no test compares the experts that vLLM records for {family} with those of transformers (tested: "
+            f"no test compares the experts that vLLM records for {family} with what transformers chooses (tested: "
             f"{', '.join(PROVED_WITH_ROUTING)})"
         )
         yield Diagnostic("error", key, message, fix)

