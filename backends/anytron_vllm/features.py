@@ -14,8 +14,12 @@ if TYPE_CHECKING:
     from anytron.config.schema import LoraSection, RunConfig
     from anytron_vllm.options import VllmOptions
 
-PROVED_WITH_ADAPTERS = ("llama", "qwen2", "qwen3")
+PROVED_WITH_ADAPTERS = ("ernie4_5", "llama", "qwen2", "qwen3")
 """Families for which a test compares log-probs with adapters that are sent alone to log-probs with merged weights."""
+REFUSED_ADAPTERS = {
+    "glm4": "vLLM (0.32) takes adapters of gate_proj and up_proj only, and here both are one layer, gate_up_proj"
+}
+"""Families whose adapters vLLM does not load, and why: each was tried."""
 PROVED_WITH_ROUTING = ("qwen3_moe",)
 """Families for which a test compares the experts that vLLM records with what transformers chooses."""
 
@@ -56,7 +60,9 @@ def _adapters(family: str, text: Mapping[str, Any], lora: LoraSection, *, accele
     if family in PROVED_WITH_ADAPTERS:
         return
     fix = "set rollout.lora=merged"
-    if not accelerator and text.get("num_experts"):
+    if family in REFUSED_ADAPTERS:
+        yield Diagnostic("error", "rollout.lora", REFUSED_ADAPTERS[family], fix)
+    elif not accelerator and text.get("num_experts"):
         message = "vLLM uses Triton kernels for experts that have adapters, and these kernels do not run on a CPU"
         yield Diagnostic("error", "rollout.lora", message, fix)
     else:

@@ -249,6 +249,7 @@ EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4}
         ({}, CpuPlatform(), 513, "model.lora.rank", "up to rank 512"),
         (EXPERTS, CpuPlatform(), 8, "rollout.lora", "Triton kernels for experts that have adapters"),
         (EXPERTS, Accelerator(), 8, "rollout.lora", "no test compares vLLM's log-probs of qwen3_moe with"),
+        ({"model_type": "glm4"}, Accelerator(), 8, "rollout.lora", "here both are one layer, gate_up_proj"),
     ],
 )
 def test_adapters_that_vllm_cannot_compute_with_are_refused_unless_they_are_merged(

@@ -80,12 +80,10 @@ def verify(config: RunConfig, session: Session, make_executor: ExecutorMaker, wa
         AnytronError: The prompts are not usable, or the engines do not start.
     """
     watcher.begins("preparing prompts and weights")
+    changed: dict[str, object] = {"quantization": None}  # rounding would hide differences between the engines
     if config.supervised:  # it says nothing of responses
-        config = config.model_copy(
-            update={"rollout": config.rollout.model_copy(update={"max_new_tokens": MAX_NEW_TOKENS})}
-        )
-    if config.rollout.quantization:  # its rounding would hide differences between the engines
-        config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"quantization": None})})
+        changed["max_new_tokens"] = MAX_NEW_TOKENS
+    config = config.model_copy(update={"rollout": config.rollout.model_copy(update=changed)})
     prepared = prepare(config)
     write_random_model(config, prepared.tokenizer)
     random = roles.with_drawn_head(config)

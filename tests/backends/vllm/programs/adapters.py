@@ -17,7 +17,8 @@ from anytron_vllm.weights import AdapterDirectory
 from tests.backends.vllm.programs.families import FAMILIES, PROMPTS
 from tests.vllm_models import QWEN3, answers, largest_difference, log_probs, requests, run_config, send, vllm_engine
 
-CONFIGS = {"llama": FAMILIES["llama"], "qwen2": FAMILIES["qwen2"], "qwen3": QWEN3}
+ERNIE = {**QWEN3, "model_type": "ernie4_5", "pad_token_id": 12}
+CONFIGS = {"llama": FAMILIES["llama"], "qwen2": FAMILIES["qwen2"], "ernie4_5": ERNIE, "qwen3": QWEN3}
 LORA = {"rank": 6, "alpha": 9.0, "rank_stabilized": True}
 
 
