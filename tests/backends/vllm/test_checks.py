@@ -249,7 +249,6 @@ EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4}
         ({}, CpuPlatform(), 513, "model.lora.rank", "up to rank 512"),
         (EXPERTS, CpuPlatform(), 8, "rollout.lora", "Triton kernels for experts that have adapters"),
         (EXPERTS, Accelerator(), 8, "rollout.lora", "no test compares vLLM's log-probs of qwen3_moe with"),
-        ({"model_type": "glm4"}, Accelerator(), 8, "rollout.lora", "here both are one layer, gate_up_proj"),
     ],
 )
 def test_adapters_that_vllm_cannot_compute_with_are_refused_unless_they_are_merged(
@@ -328,6 +327,13 @@ def test_rounded_weights_need_bfloat16_a_version_that_knows_them_and_on_a_proces
     ((severity, key, said),) = found({}, dtype="bfloat16", quantization="fp8")
     assert (severity, key) == ("error", "rollout.quantization")
     assert "vLLM 0.23.1 cannot round weights: it does not know fp8_per_channel" in said
+
+
+def test_adapters_that_vllm_was_seen_to_refuse_are_refused_for_its_reason(installed):
+    remarks = found({"model_type": "glm4"}, Accelerator(), {"rank": 8}, lora="alone")
+    ((_, key, said),) = [one for one in remarks if one[0] == "error"]
+    assert key == "rollout.lora"
+    assert "here both are one layer, gate_up_proj - set rollout.lora=merged" in said
 
 
 def test_adapters_of_a_proved_family_may_come_alone(installed):
