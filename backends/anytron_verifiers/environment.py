@@ -74,8 +74,8 @@ class VerifiersEnvironment:
             if (self._seen, tools) != given:
                 raise ValueError(
                     f"the environment did not start with the prompt and the tools that the model was given, {given}, "
-                    f"but with {(self._seen, tools)}: give data.options and environment.options the same name and "
-                    "args; if they are the same, the environment changes its prompts and cannot be used"
+                    f"but with {(self._seen, tools)}: the data source and the environment must have the same name and "
+                    "args; if they have, the environment changes its prompts and cannot be used"
                 )
 
     def step(self, turn: Turn) -> Observation:

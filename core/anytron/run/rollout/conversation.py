@@ -158,7 +158,7 @@ def observation_tokens(
             tokens = tuple(observation.tokens or ())
     except Exception as error:  # noqa: BLE001 - the model's template is a program, and may fail
         fix = "give each message a role and a content that the template knows"
-        if isinstance(error, _ChangedError):
+        if isinstance(error, ChatTemplateError):
             fix = "let the environment return text or tokens instead of messages, or use a template that keeps messages"
         return Failure("An observation cannot be tokenised.", f"{type(error).__name__}: {error}", fix)
     if not tokens:
@@ -172,7 +172,7 @@ def observation_tokens(
     return tokens
 
 
-class _ChangedError(ValueError):
+class ChatTemplateError(ValueError):
     """A chat template has not kept earlier messages as they are."""
 
 
@@ -190,7 +190,7 @@ def _rendered(messages: Sequence[Message], tokenizer: Any, template: Mapping[str
             [*before, *messages], add_generation_prompt=True, tokenize=False, **template
         )
     if text.count(TURN) != 2:
-        raise _ChangedError(
+        raise ChatTemplateError(
             f"the chat template drops, repeats or changes an earlier message of the user or the assistant: {text!r}"
         )
     return text.rpartition(TURN)[2]

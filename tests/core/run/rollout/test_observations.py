@@ -64,7 +64,12 @@ def test_text_is_tokenised_by_itself_and_tokens_are_taken(tokenizer):
     ("template", "observation", "what", "why"),
     [
         ("{{ raise_exception('no tools') }}", Observation(messages=MESSAGES), "cannot be tokenised", "no tools"),
-        ("{{ messages[-1].content }}", Observation(messages=MESSAGES), "cannot be tokenised", "once and unchanged"),
+        (
+            "{{ messages[-1].content }}",
+            Observation(messages=MESSAGES),
+            "cannot be tokenised",
+            "drops, repeats or changes",
+        ),
         (CHATML, Observation(text="\ud800"), "cannot be tokenised", "surrogate"),
         (CHATML, Observation(text=""), "has no tokens", "not stopped"),
         (CHATML, Observation(tokens=[-1]), "does not know", "ids are from -1"),
