@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from anytron.task.data.pretrained import model_class
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 
@@ -153,16 +154,30 @@ def write_tiny_model(family: str, directory: Path, *, seed: int = 0, **changes: 
     Returns:
         The directory.
     """
+    return write_random_model({**CONFIGS[family], **changes}, directory, seed=seed)
+
+
+def write_random_model(config: Mapping[str, Any], directory: Path, *, seed: int = 0) -> Path:
+    """Write a model with random weights: config and float32 safetensors, no tokenizer.
+
+    Args:
+        config: A Hugging Face config, with ``model_type``.
+        directory: Output directory; created if it does not exist.
+        seed: Seed of the weights.
+
+    Returns:
+        The directory.
+    """
     import torch
     from transformers import AutoConfig
 
-    fields = {**CONFIGS[family], **changes}
+    fields = dict(config)
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(fields.pop("model_type"), **fields)
-    model = model_class(config).from_config(config, dtype=torch.float32)
+    hf_config = AutoConfig.for_model(fields.pop("model_type"), **fields)
+    model = model_class(hf_config).from_config(hf_config, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name and parameter.ndim == 1:
+            if ("norm" in name or ".ln_" in name) and parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
             elif name.endswith("bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.02)
@@ -170,8 +185,11 @@ def write_tiny_model(family: str, directory: Path, *, seed: int = 0, **changes: 
                 parameter[0].normal_(std=0.02)
             elif name.endswith("A_log"):  # Hugging Face's start makes some heads forget at every token
                 parameter.copy_(torch.empty_like(parameter).uniform_(0.05, 1.0).log())
-            elif name.endswith("gate.weight"):
+            elif name.endswith(("gate.weight", "router.weight", "sinks")):
                 parameter.copy_(torch.randn_like(parameter) * 0.5)
+        for name, bias in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):  # zeros would choose the same experts as no bias
+                bias.add_(torch.randn_like(bias) * 0.1)
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory)
     return directory

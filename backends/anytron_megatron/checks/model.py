@@ -17,9 +17,19 @@ if TYPE_CHECKING:
     from anytron_megatron.models.families import Family
     from anytron_megatron.options import MegatronOptions
 
-_RATING_EXPERTS = 2
-"""Number of a group's best experts by which DeepSeek-V3 rates the group (https://arxiv.org/abs/2412.19437, section
-2.1.2: K_r / M = 8 / 4)."""
+_RATED_BY = {
+    "deepseek_v2": 1,
+    **dict.fromkeys(("deepseek_v3", "dots1", "glm4_moe", "glm4_moe_lite", "glm4v_moe"), 2),
+}
+"""Number of a group's best experts by which a family rates the group (DeepSeek-V2: https://arxiv.org/abs/2405.04434,
+section 2.2.2; DeepSeek-V3: https://arxiv.org/abs/2412.19437, section 2.1.2, K_r / M = 8 / 4)."""
+
+_NO_GROUPS = {"n_group": 1, "topk_group": 1}
+_GROUPS = {"deepseek_v3": {"n_group": 8, "topk_group": 4}}
+"""What transformers takes where a config does not say how many groups of experts there are, and how many are chosen."""
+
+_SIGMOID = ("deepseek_v3", "dots1", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "hy_v3", "minimax_m2")
+"""Families whose routers score by sigmoid, in Megatron and in transformers."""
 
 _ANOTHER = "train a model of another family; docs/reference/families.md lists the families"
 
@@ -114,6 +124,11 @@ def _obstacle(row: Family, text: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return why this model cannot be built, and what to do; None if no reason is known."""
     if row.obstacle:
         return row.obstacle, _ANOTHER
+    if row.same_as:
+        return (
+            "transformers has no such model type, and Anytron runs no code of a model directory (SECURITY.md)",
+            f'write "model_type": "{row.same_as}" into its config.json: it is the same model, with the same tensors',
+        )
     if missing := [name for name in row.wanted if text.get(name) is None]:
         names = ", ".join(missing)
         return f"mcore-bridge needs {names}, which the model's config lacks", f"add {names} to the config"
@@ -155,9 +170,35 @@ def prediction_diagnostics(policy: Subject, options: MegatronOptions) -> Iterato
 
 
 def _routing(key: str, family: str, text: Mapping[str, Any], options: MegatronOptions) -> Iterator[Diagnostic]:
+    """Check that Megatron routes as the family's code in transformers does."""
+    if family == "deepseek_v3" and text.get("n_routed_experts", 1):
+        yield from _described_routing(key, text, options)
+    count, groups = (text.get(name, default) or 1 for name, default in _GROUPS.get(family, _NO_GROUPS).items())
+    chosen = text.get("num_experts_per_tok") or 8
+    normalised = text.get("norm_topk_prob", family != "dots1")
+    # megatron/core/transformer/moe/moe_utils.py, group_limited_topk; the routers in transformers
+    rated_by = _RATED_BY.get(family)
+    if rated_by is not None and count > 1 and chosen // groups != rated_by:
+        yield Diagnostic(
+            "error",
+            key,
+            f"Megatron scores a group of experts by its {chosen // groups} best experts (num_experts_per_tok // "
+            f"topk_group), but {FAMILIES[family].title} by its {rated_by} best: Megatron would choose other experts",
+            f"train a model with num_experts_per_tok = {rated_by} * topk_group, or with one group",
+        )
+    if family in _SIGMOID and (chosen == 1 or not normalised):
+        yield Diagnostic(
+            "error",
+            key,
+            f"num_experts_per_tok is {chosen} and norm_topk_prob is {normalised}, but Megatron ignores "
+            "norm_topk_prob: with sigmoid routing it scales the weights of several chosen experts to a sum of 1, and "
+            "never the weight of a single one",
+            "train a model with norm_topk_prob=true and several experts per token",
+        )
+
+
+def _described_routing(key: str, text: Mapping[str, Any], options: MegatronOptions) -> Iterator[Diagnostic]:
     """Check that DeepSeek-V3's config describes its routing: Megatron reads it there, transformers has it built in."""
-    if family != "deepseek_v3" or not text.get("n_routed_experts", 1):
-        return
     scoring = options.transformer.get("moe_router_score_function", text.get("scoring_func"))
     if scoring != "sigmoid":
         found = "lacks scoring_func" if scoring is None else f"says scoring_func {scoring}"
@@ -174,25 +215,6 @@ def _routing(key: str, family: str, text: Mapping[str, Any], options: MegatronOp
             f"the model's config says topk_method {text['topk_method']}, which Megatron does not read: it would choose "
             "experts as noaux_tc does",
             'set "topk_method": "noaux_tc" in the config if the model routes so, as DeepSeek-V3 does',
-        )
-    chosen, groups = text.get("num_experts_per_tok", 8), text.get("topk_group", 4)
-    # megatron/core/transformer/moe/moe_utils.py, group_limited_topk; transformers' DeepseekV3TopkRouter
-    if text.get("n_group", 8) > 1 and chosen // groups != _RATING_EXPERTS:
-        yield Diagnostic(
-            "error",
-            key,
-            f"Megatron scores a group of experts by its {chosen // groups} best experts (num_experts_per_tok // "
-            f"topk_group), but DeepSeek-V3 by its {_RATING_EXPERTS} best: Megatron would choose other experts",
-            "train a model with num_experts_per_tok = 2 * topk_group, as in DeepSeek-V3",
-        )
-    if chosen == 1 or not text.get("norm_topk_prob", True):
-        yield Diagnostic(
-            "error",
-            key,
-            f"num_experts_per_tok is {chosen} and norm_topk_prob is {text.get('norm_topk_prob', True)}, but Megatron "
-            "ignores norm_topk_prob: with sigmoid routing it scales the weights of several chosen experts to a sum of "
-            "1, and never the weight of a single one",
-            "train a model with norm_topk_prob=true and several experts per token",
         )
 
 

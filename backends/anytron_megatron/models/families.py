@@ -41,6 +41,7 @@ class Family:
         sparse_attention: Whether it has DeepSeek sparse attention, which does not run here.
         runs_model_code: Whether mcore-bridge imports Python files of the model directory to build it.
         obstacle: Why no configuration can train it; empty if one can.
+        same_as: Another ``model_type`` that is the same model, where transformers has no class for this one.
         wanted: Fields of the language model that mcore-bridge needs, and whose default in transformers is null.
         needs: A package without which mcore-bridge cannot build it: the name to import, and the name to install.
         layer: Function that lists the tensors of a layer in published files; None = unknown before the training ranks
@@ -59,6 +60,7 @@ class Family:
     sparse_attention: bool = False
     runs_model_code: bool = False
     obstacle: str = ""
+    same_as: str = ""
     wanted: tuple[str, ...] = ()
     needs: tuple[str, str] | None = None
     layer: LayerTensors | None = None
@@ -79,10 +81,19 @@ class Family:
 _FORMATS = ("thd", "bshd")
 _DENSE = (*_FORMATS, "TP", "PP", "CP")
 _EXPERTS = (*_DENSE, "VPP", "EP", "replay", "LoRA", "cache")
+_PUBLISHED = (*_DENSE, "VPP")
+_PUBLISHED_EXPERTS = (*_PUBLISHED, "EP")
+_PUBLISHED_IMAGES = (*_DENSE, "images")
 _NO_STATE = "mcore-bridge's Gated DeltaNet keeps no state from one forward pass to the next"
 _NO_IMAGES = "no test generates from images with a cache"
 _UNRELEASED = "mcore-bridge builds it with Megatron's development branch only"
 _OTHER_IMAGES = "it does not read images as patches with a grid, as Qwen2-VL and its successors do"
+_BIASED_SOFTMAX = (
+    "its routers choose experts by a softmax and a bias, which Megatron refuses (moe_router_enable_expert_bias), and "
+    "mcore-bridge reads no such bias"
+)
+_WITHOUT_CLASS = "transformers has no class for it, and Anytron runs no code of a model directory (SECURITY.md)"
+_OMNI = "transformers has no class that computes logits from its config: AutoModelForCausalLM refuses it"
 _INDEXER = ("indexer_n_heads", "indexer_kv_heads", "indexer_head_dim", "indexer_budget", "indexer_compress_ratio")
 
 _ROWS = (
@@ -130,7 +141,29 @@ _ROWS = (
         takes_images=True,
         cacheless=_NO_IMAGES,
     ),
-    *(Family(model_type, takes_images=True) for model_type in ("qwen2_vl", "qwen3_vl_moe", "qwen3_5_moe")),
+    Family("glm4_moe", "GLM-4.5, GLM-4.6, GLM-4.7", _PUBLISHED_EXPERTS),
+    Family("gpt_oss", "gpt-oss", _PUBLISHED_EXPERTS, rotates_whole_heads=True),
+    Family("minimax_m2", "MiniMax-M2", _PUBLISHED_EXPERTS, wanted=("scoring_func",)),
+    Family("qwen2_moe", "Qwen2-MoE", _PUBLISHED_EXPERTS, rotates_whole_heads=True),
+    Family("olmoe", "OLMoE", _PUBLISHED_EXPERTS, rotates_whole_heads=True),
+    Family("deepseek_v2", "DeepSeek-V2", _PUBLISHED_EXPERTS, rotates_whole_heads=True),
+    Family("ernie4_5", "ERNIE-4.5", _PUBLISHED, rotates_whole_heads=True),
+    Family(
+        "hy_v3",
+        "Hunyuan 3",
+        _PUBLISHED_EXPERTS,
+        rotates_whole_heads=True,
+        wanted=("qk_norm", "moe_router_use_sigmoid", "moe_router_enable_expert_bias"),
+    ),
+    Family("dots1", "dots.llm1", _PUBLISHED_EXPERTS, rotates_whole_heads=True, wanted=("n_routed_experts",)),
+    Family("internlm3", "InternLM3", _PUBLISHED, rotates_whole_heads=True),
+    Family("glm4", "GLM-4", _PUBLISHED),
+    Family("glm4_moe_lite", "GLM-4.7-Flash", _PUBLISHED_EXPERTS),
+    Family("qwen3_5_moe", "Qwen3.5-MoE", (*_PUBLISHED_IMAGES, "EP"), takes_images=True),
+    Family("qwen2_vl", "Qwen2-VL", _PUBLISHED_IMAGES, takes_images=True),
+    Family("qwen3_vl_moe", "Qwen3-VL-MoE", (*_PUBLISHED_IMAGES, "EP"), takes_images=True),
+    Family("glm4v", "GLM-4.1V", _PUBLISHED_IMAGES, takes_images=True),
+    Family("glm4v_moe", "GLM-4.5V, GLM-4.6V", (*_PUBLISHED_IMAGES, "EP"), takes_images=True),
     Family("deepseek_v32", "DeepSeek-V3.2", refused=_FORMATS, sparse_attention=True),
     Family("glm_moe_dsa", "GLM-5", refused=_FORMATS, sparse_attention=True),
     Family("kimi_k25", "Kimi-K2.5", refused=_FORMATS, runs_model_code=True),
@@ -153,16 +186,14 @@ _ROWS = (
         refused=_FORMATS,
         obstacle="mcore-bridge takes its audio encoder from the package qwen-asr, which wants transformers before 5.0",
     ),
-    Family("dots1", wanted=("n_routed_experts",)),
     Family("qwen4_exp", wanted=("eos_token_id", *_INDEXER)),
-    *(
-        Family(model_type)
-        for model_type in (
-            "bailing_moe", "deepseek", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "glm4", "glm4_moe", "glm4_moe_lite",
-            "glm4v", "glm4v_moe", "gpt_oss", "hy_v3", "internlm3", "kimi_k2", "mimo", "minimax_m2", "olmoe",
-            "qwen2_5_omni", "qwen2_moe", "qwen3_omni_moe",
-        )
-    ),
+    Family("ernie4_5_moe", "ERNIE-4.5-MoE", refused=_FORMATS, obstacle=_BIASED_SOFTMAX),
+    Family("kimi_k2", "Kimi-K2", refused=_FORMATS, same_as="deepseek_v3"),
+    Family("mimo", "MiMo", refused=_FORMATS, same_as="qwen2"),
+    Family("deepseek", "DeepSeekMoE", refused=_FORMATS, obstacle=_WITHOUT_CLASS),
+    Family("bailing_moe", "Ling", refused=_FORMATS, obstacle=_WITHOUT_CLASS),
+    Family("qwen2_5_omni", "Qwen2.5-Omni", refused=_FORMATS, obstacle=_OMNI),
+    Family("qwen3_omni_moe", "Qwen3-Omni", refused=_FORMATS, obstacle=_OMNI),
 )  # fmt: skip
 
 FAMILIES: Mapping[str, Family] = {row.model_type: row for row in _ROWS}

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from anytron.device.hooks.types import PatchContext
 
+_JOINED = ("glm4", "glm4v_text")
+"""Language models whose feed-forward networks have gate and up projection in one layer, in transformers."""
+
 
 def refuse_offload_to_the_device(original: Callable[..., None]) -> Callable[..., None]:
     """Wrap ``HybridDeviceOptimizer.__init__``: refuse to offload a part of the optimizer where the host is the device.
@@ -130,6 +133,41 @@ def keep_whole(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return original(self, hf_weight, tp_dim, is_expert, is_embedding=is_embedding and tp_dim is not None)
 
     return _split_tp
+
+
+def join_gate_and_up(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Wrap ``GPTBridge._set_mlp_state``: export the projections of GLM-4's feed-forward networks as files have them.
+
+    Files have gate and up projection in one tensor, ``gate_up_proj``, and so have adapters: the rows of the gate come
+    first, and ``lora_A`` is the same for both. mcore-bridge reads that, and exports two tensors.
+    """
+
+    @functools.wraps(original)
+    def _set_mlp_state(
+        self: Any,
+        mg_mlp: Any,
+        hf_state_dict: Any,
+        hf_prefix: str,
+        layer_idx: int,
+        to_mcore: bool,
+        ep_rank: int | None = None,
+        is_mtp: bool = False,
+    ) -> dict[str, Any]:
+        state = original(self, mg_mlp, hf_state_dict, hf_prefix, layer_idx, to_mcore, ep_rank, is_mtp)
+        if to_mcore or self.llm_model_type not in _JOINED:
+            return state
+        gate, up, whole = (f"{hf_prefix}{part}_proj." for part in ("gate", "up", "gate_up"))
+        joined: dict[str, Any] = {}
+        for name, tensor in state.items():
+            if name.startswith(gate):
+                kind = name.removeprefix(gate)
+                rows = tensor if kind.startswith("lora_A") else torch.cat([tensor, state[up + kind]])
+                joined[whole + kind] = rows
+            elif not name.startswith(up):
+                joined[name] = tensor
+        return joined
+
+    return _set_mlp_state
 
 
 def mask_padding(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -45,6 +45,7 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
         scripts.BATCH_INVARIANT_MODE: portable,
         models.DEEPSTACK: bridge,
         models.SCORE_HEAD: bridge,
+        models.GATE_AND_UP: bridge,
         imports.HOST_GENERATOR_WARNING: redirected,
         **dict.fromkeys(imports.PEFT_PROBES, portable),
         attention.DELTA_NET_PADDING: bridge,

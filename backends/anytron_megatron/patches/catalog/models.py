@@ -49,6 +49,21 @@ DEEPSTACK = Patch(
     replacement=f"{FIXES}.models:number_features",
 )
 
+GATE_AND_UP = Patch(
+    id="megatron.mcore-bridge-gate-and-up",
+    target="mcore_bridge.bridge.gpt_bridge:GPTBridge._set_mlp_state",
+    phase=Phase.BEFORE_PARALLEL_INIT,
+    package=BRIDGE,
+    requires=BRIDGE_VERSIONS,
+    reason=(
+        "GLM-4 and GLM-4.1V are exported with gate_proj and up_proj, where files and transformers have gate_up_proj: "
+        "no rollout engine can load them"
+    ),
+    upstream="mcore_bridge/bridge/gpt_bridge.py, _set_mlp_state: is_gate_up stays False in an export without experts",
+    remove_when="an export of GLM-4 has the names of its checkpoint",
+    replacement=f"{FIXES}.models:join_gate_and_up",
+)
+
 ROUTER_PADDING = Patch(
     id="megatron.router-padding",
     target="megatron.core.transformer.moe.router:TopKRouter.forward",

@@ -9,6 +9,7 @@ from anytron.device.patches.plan import in_range, installed_version
 from anytron_conformance.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.plugin import MegatronBackend
+from tests.backends.megatron.families.published import PUBLISHED
 
 MEGATRON = installed_version("megatron-core")
 
@@ -37,8 +38,14 @@ def test_the_families_of_the_tests_are_not_remarked_on(family):
     assert remarks(CONFIGS[family]) == []
 
 
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configurations_are_not_remarked_on(name):
+    assert remarks(PUBLISHED[name]) == []
+
+
 def test_a_family_that_no_test_compares_with_hugging_face_is_warned_of():
-    (warning,) = remarks({**CONFIGS["qwen3"], "model_type": "olmoe"})
+    fields = dict.fromkeys(FAMILIES["qwen4_exp"].wanted, 2)
+    (warning,) = remarks({**CONFIGS["qwen3"], **fields, "model_type": "qwen4_exp"})
     assert warning.severity == "warning"
     assert "no test of Anytron compares it" in warning.message
 
@@ -102,6 +109,53 @@ def test_deepseek_v3_with_another_choice_of_experts_is_refused():
 )
 def test_deepseek_v3_routed_as_megatron_would_not_is_refused(changes, says):
     assert says in refusal({**CONFIGS["deepseek_v3"], **changes}).message
+
+
+@pytest.mark.parametrize(("chosen", "best"), [(6, 2), (9, 3)])
+def test_deepseek_v2_with_groups_that_megatron_would_rate_otherwise_is_refused(chosen, best):
+    """DeepSeek-V2 itself has 8 groups, of which it takes 3, and 6 experts; DeepSeek-V2-Lite has one group."""
+    groups = {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 3, "num_experts_per_tok": chosen}
+    refused = refusal({**PUBLISHED["deepseek_v2"], **groups})
+    assert f"by its {best} best" in refused.message
+    assert "DeepSeek-V2 by its 1 best" in refused.message
+    assert remarks({**PUBLISHED["deepseek_v2"], **groups, "num_experts_per_tok": 3}) == []
+
+
+@pytest.mark.parametrize("name", ["glm4_6", "minimax_m2", "dots1", "hy_v3"])
+def test_a_single_expert_that_is_chosen_by_sigmoid_is_refused(name):
+    assert "to a sum of 1" in refusal({**PUBLISHED[name], "num_experts_per_tok": 1}).message
+
+
+@pytest.mark.parametrize(
+    ("family", "other"), [("kimi_k2", "deepseek_v3"), ("mimo", "qwen2"), ("deepseek", ""), ("bailing_moe", "")]
+)
+def test_families_without_a_class_in_transformers_are_refused(family, other):
+    import transformers
+
+    assert family not in transformers.CONFIG_MAPPING
+    refused = refusal({"model_type": family})
+    assert "transformers has no" in refused.message
+    assert other in refused.fix
+
+
+def test_the_reason_for_refusing_ernie_with_experts_still_holds():
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    (root,) = find_spec("megatron").submodule_search_locations
+    config = (Path(root) / "core/transformer/transformer_config.py").read_text()
+    assert 'self.moe_router_enable_expert_bias and self.moe_router_score_function != "sigmoid"' in config
+    (root,) = find_spec("mcore_bridge").submodule_search_locations
+    assert not [path for path in Path(root).rglob("*.py") if "moe_statics" in path.read_text()]
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_omni", "qwen3_omni_moe"])
+def test_families_whose_config_no_class_of_logits_takes_are_refused(family):
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    assert CONFIG_MAPPING[family] not in MODEL_FOR_CAUSAL_LM_MAPPING
+    assert CONFIG_MAPPING[family] not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    assert "AutoModelForCausalLM refuses it" in refusal({"model_type": family}).message
 
 
 @pytest.mark.parametrize("family", ["deepseek_v32", "glm_moe_dsa"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,8 @@ import pytest
 
 from anytron.base.errors import AnytronError
 from tests.backends.megatron.families.observe import Figures, Observation, Truth, compare, observe
-from tests.backends.megatron.families.table import rows, write_page
+from tests.backends.megatron.families.published import PUBLISHED, write_published_model
+from tests.backends.megatron.families.table import measured_rows, write_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from tests.backends.megatron.families.layouts import Layout, Model
 
 OPTION = "--families-table"
+MARK = "families"
 _figures: pytest.StashKey[dict[tuple[str, str], Figures]] = pytest.StashKey()
 
 
@@ -32,7 +35,26 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     page = session.config.getoption(OPTION)
     if page is not None:
-        write_page(page, rows(session.config.stash[_figures]))
+        write_page(page, measured_rows(session.config.stash[_figures]))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave published families to ``tox -e families``, but for those that ``tox -e slow`` has too."""
+    if MARK not in config.option.markexpr:
+        chosen = [item for item in items if not item.get_closest_marker(MARK) or item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = chosen
+
+
+@pytest.fixture(scope="session")
+def tiny_family(tiny_family, tmp_path_factory) -> Callable[[str], Path]:
+    """Give the directory of a tiny model: one of the kit's families, or one with a published configuration."""
+
+    @functools.cache
+    def write(name: str) -> Path:
+        return write_published_model(name, tmp_path_factory.mktemp(name)) if name in PUBLISHED else tiny_family(name)
+
+    return write
 
 
 @pytest.fixture(scope="session")
@@ -53,18 +75,17 @@ def truth_of(tiny_family, trajectories_of) -> Callable[[Model], Truth]:
 
 
 @pytest.fixture(scope="session")
-def observed(
-    ranks, tiny_family, trajectories_of, policy_loss, tmp_path_factory
-) -> Callable[[Model, Layout], Observation]:
+def observed(ranks, tiny_family, truth_of, policy_loss, tmp_path_factory) -> Callable[[Model, Layout], Observation]:
     scratch = tmp_path_factory.mktemp("observed")
     observations: dict[tuple[str, str], Observation | Exception] = {}
 
     def get(model: Model, layout: Layout) -> Observation:
         key = model.name, layout.name
         if key not in observations:
-            batch = trajectories_of(model)
             try:
-                observations[key] = observe(ranks, tiny_family(model.name), layout, batch, policy_loss, scratch)
+                observations[key] = observe(
+                    ranks, tiny_family(model.name), layout, truth_of(model), policy_loss, scratch
+                )
             except AnytronError as error:  # once: every failure costs the processes
                 observations[key] = error
         observation = observations[key]

@@ -1,8 +1,8 @@
 """Which models are compared in which layouts: the rows of figures in ``docs/reference/families.md``.
 
-To add a family, give it a tiny model in ``anytron_conformance.tiny_models``, an entry in :data:`MODELS`, and what
-this proves in its row of ``anytron_megatron.models.families``; to add a layout, name it here and list it where it
-applies. What must be refused stands in :data:`REFUSALS`.
+To add a family, give it a configuration in ``published_text.py`` or ``published_images.py``, an entry in
+:data:`PUBLISHED_MODELS`, and what this proves in its row of ``anytron_megatron.models.families``; to add a layout, name
+it here and list it where it applies. What must be refused stands in :data:`REFUSALS`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from anytron_conformance.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES, Family
+from tests.backends.megatron.families.published import PUBLISHED
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ PADDED = {"sequence_format": "bshd"}
 ONE = Layout("one rank")
 ONE_PADDED = Layout("one rank, padded", engine=PADDED)
 TP2 = Layout("TP2", {"tensor_model_parallel_size": 2})
+TP2_WHOLE = Layout("TP2, whole sequences", {"tensor_model_parallel_size": 2, "sequence_parallel": False})
 TP2_PADDED = Layout("TP2, padded", {"tensor_model_parallel_size": 2}, PADDED)
 PP2 = Layout("PP2", {"pipeline_model_parallel_size": 2})
 PP2_PADDED = Layout("PP2, padded", {"pipeline_model_parallel_size": 2}, PADDED)
@@ -53,6 +55,12 @@ TP2_EP2_PADDED = Layout("TP2, EP2, padded", TP2_EP2.parallel, PADDED)
 ONE_RANK = (ONE, ONE_PADDED)
 DENSE = (*ONE_RANK, TP2, TP2_PADDED, PP2, PP2_PADDED, CP2, CP2_PADDED)
 EXPERTS = (*ONE_RANK, TP2, TP2_EP2, TP2_EP2_PADDED, EP2, PP2, CP2)
+PUBLISHED_DENSE = (*ONE_RANK, TP2, TP2_WHOLE, PP2, VPP2, CP2)
+# TP2 splits experts too, ETP2: they need sequence parallelism, and expert parallelism is 1.
+PUBLISHED_EXPERTS = (*ONE_RANK, TP2, EP2, TP2_EP2, PP2, VPP2, CP2)
+# A vision tower is on the first stage only: an interleaved pipeline is left out.
+PUBLISHED_IMAGES = tuple(one for one in PUBLISHED_DENSE if one is not VPP2)
+PUBLISHED_IMAGE_EXPERTS = tuple(one for one in PUBLISHED_EXPERTS if one is not VPP2)
 
 
 @dataclass(frozen=True)
@@ -60,10 +68,10 @@ class Model:
     """A tiny model of a family and its layouts.
 
     Attributes:
-        name: Key of ``anytron_conformance.tiny_models.CONFIGS``.
+        name: Key of ``anytron_conformance.tiny_models.CONFIGS``, or of :data:`published.PUBLISHED`.
         title: As in the table.
         layouts: The first is what the others must agree with.
-        quick: Those that the normal suite observes; the others are marked slow. None = all.
+        quick: Those that the normal suite observes, or of a published configuration ``tox -e slow``. None = all.
     """
 
     name: str
@@ -71,14 +79,22 @@ class Model:
     layouts: tuple[Layout, ...]
     quick: tuple[Layout, ...] | None = None
 
-    def is_slow(self, layout: Layout) -> bool:
-        """Whether a layout is left to ``tox -e slow``."""
-        return self.quick is not None and layout not in self.quick
+    def marks(self, layout: Layout) -> list[str]:
+        """Marks of the tests of a layout: whether they are left to ``tox -e slow``, or to ``tox -e families``."""
+        quick = self.quick is None or layout in self.quick
+        if self.name in PUBLISHED:
+            return ["families", "slow"] if quick else ["families"]
+        return [] if quick else ["slow"]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The Hugging Face config, with ``model_type``."""
+        return PUBLISHED.get(self.name) or CONFIGS[self.name]
 
     @property
     def family(self) -> Family:
         """The row of its ``model_type``."""
-        return FAMILIES[CONFIGS[self.name]["model_type"]]
+        return FAMILIES[self.config["model_type"]]
 
 
 MODELS = (
@@ -101,7 +117,32 @@ MODELS = (
     Model("qwen2_5_vl", "Qwen2.5-VL, images", DENSE, quick=(ONE, PP2_PADDED)),
     Model("qwen3_vl", "Qwen3-VL, images", DENSE, quick=(ONE_PADDED, CP2)),
 )
+PUBLISHED_MODELS = (
+    Model("glm4_5_air", "GLM-4.5-Air", PUBLISHED_EXPERTS, quick=(ONE,)),
+    Model("glm4_6", "GLM-4.5, GLM-4.6, GLM-4.7", PUBLISHED_EXPERTS, quick=()),
+    # Megatron splits no experts that have biases.
+    Model("gpt_oss", "gpt-oss", tuple(one for one in PUBLISHED_EXPERTS if one is not TP2), quick=(ONE,)),
+    Model("minimax_m2", "MiniMax-M2", PUBLISHED_EXPERTS, quick=()),
+    Model("qwen2_moe", "Qwen2-MoE", PUBLISHED_EXPERTS, quick=()),
+    Model("olmoe", "OLMoE", PUBLISHED_EXPERTS, quick=()),
+    Model("deepseek_v2", "DeepSeek-V2-Lite", PUBLISHED_EXPERTS, quick=(ONE,)),
+    Model("ernie4_5", "ERNIE-4.5", PUBLISHED_DENSE, quick=()),
+    Model("hy_v3", "Hunyuan 3", PUBLISHED_EXPERTS, quick=()),
+    Model("qwen3_5_moe", "Qwen3.5-MoE, images", PUBLISHED_IMAGE_EXPERTS, quick=()),
+    Model("kimi_k2", "Kimi-K2", PUBLISHED_EXPERTS, quick=()),
+    Model("moonlight", "Moonlight", PUBLISHED_EXPERTS, quick=()),
+    Model("dots1", "dots.llm1", PUBLISHED_EXPERTS, quick=()),
+    Model("internlm3", "InternLM3", PUBLISHED_DENSE, quick=()),
+    Model("glm4", "GLM-4", PUBLISHED_DENSE, quick=()),
+    Model("glm4_moe_lite", "GLM-4.7-Flash", PUBLISHED_EXPERTS, quick=()),
+    Model("qwen2_vl", "Qwen2-VL, images", PUBLISHED_IMAGES, quick=()),
+    Model("qwen3_vl_moe", "Qwen3-VL-MoE, images", PUBLISHED_IMAGE_EXPERTS, quick=()),
+    Model("glm4v", "GLM-4.1V, images", PUBLISHED_IMAGES, quick=()),
+    Model("glm4v_moe", "GLM-4.5V, images", PUBLISHED_IMAGE_EXPERTS, quick=()),
+)
+"""Families and configurations beyond the kit's: ``tox -e families``."""
 
+EVERY_MODEL = (*MODELS, *PUBLISHED_MODELS)
 
 PROVED_ELSEWHERE = {
     "tests/backends/megatron/experts": {"qwen3_moe": "VPP", "deepseek_v3": "VPP"},
@@ -120,7 +161,7 @@ PROVED_ELSEWHERE = {
 def proved(model_type: str) -> set[str]:
     """Columns of the page that tests prove for a model type."""
     found = {columns[model_type] for columns in PROVED_ELSEWHERE.values() if model_type in columns}
-    for model in MODELS:
+    for model in EVERY_MODEL:
         if model.family.model_type == model_type:
             found |= {column for layout in model.layouts for column in _columns(layout)}
             found |= {"images"} if model.family.takes_images else set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -9,11 +10,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
+from anytron.proof.verification.gradients import computed_gradients
+from anytron.proof.verification.hugging_face import ExpectedGradients, expected_gradients
 from anytron.run.trainer.updates import UpdatePlan
-from anytron.task.data.pretrained import model_class
+from anytron.task.data.pretrained import model_class, take_latent_epsilon
 from anytron_conformance.tiny_models import IMAGE_TOKEN
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from torch import Tensor
@@ -30,6 +34,16 @@ SCALE = 1024.0
 SMALL = 1e-3
 """A parameter's gradient counts as nothing if it is smaller than this part of the largest one's."""
 
+BOUNDS = {
+    "logits": 1e-5,
+    "policy_gradients": 1e-4,
+    "log_probs": 1e-5,
+    "gradients": 1e-4,
+    "grad_norms": 1e-5,
+    "weights": 1e-5,
+}
+"""By field of :class:`Figures`."""
+
 Weights = dict[str, "Tensor"]
 
 
@@ -41,6 +55,8 @@ class Observation:
         logits: float32 ``[T, V]``, before any update.
         half_logits: The same of an engine in bfloat16.
         log_probs: float32 ``[T]``, before any update.
+        policy_gradients: Of :data:`anytron.proof.verification.hugging_face.LOSS`, by Hugging Face name, before any
+            update.
         before: Weights as exported before any update.
         half_before: The same of the engine in bfloat16.
         after: Weights after three SGD updates without clipping.
@@ -51,6 +67,7 @@ class Observation:
     logits: Tensor
     half_logits: Tensor
     log_probs: Tensor
+    policy_gradients: Weights
     before: Weights
     half_before: Weights
     after: Weights
@@ -58,10 +75,18 @@ class Observation:
     gradients: Weights
 
 
-def observe(
-    ranks: Ranks, model: Path, layout: Layout, batch: RaggedBatch, loss: PolicyLoss, scratch: Path
-) -> Observation:
-    """Build a layout's engine, let it compute everything; then once more in bfloat16 for its logits."""
+def observe(ranks: Ranks, model: Path, layout: Layout, truth: Truth, loss: PolicyLoss, scratch: Path) -> Observation:
+    """Build a layout's engine, let it compute everything; then once more in bfloat16 for its logits.
+
+    Args:
+        ranks: The processes.
+        model: The model's directory.
+        layout: How the model is split.
+        truth: What gives the trajectories.
+        loss: Of the updates.
+        scratch: A directory for exported weights.
+    """
+    batch = truth.batch
     # About three micro-batches, of several sequences each.
     engine = {"max_tokens_per_micro_batch": batch.num_tokens // 3 + 3, **layout.engine}
     workers, config = ranks.engine(
@@ -74,6 +99,7 @@ def observe(
         return load_file(file)
 
     logits, log_probs, before = workers.logits(batch), workers.score(batch, updates, "policy"), export()
+    policy_gradients, _ = computed_gradients(workers, updates, truth.expected.batch, scratch)
     grad_norms = [workers.update(batch, updates, loss)["grad_norm"] for _ in range(UPDATES)]
     after = export()
     workers.update(replace(batch, loss_weights=batch.loss_weights * SCALE), updates, loss)
@@ -82,12 +108,14 @@ def observe(
 
     half = {"dtype": "bfloat16"}
     workers, _ = ranks.engine(model, model=half, parallel=layout.parallel, engine=engine)
-    return Observation(logits, workers.logits(batch), log_probs, before, export(), after, grad_norms, gradients)
+    half_logits = workers.logits(batch)
+    return Observation(logits, half_logits, log_probs, policy_gradients, before, export(), after, grad_norms, gradients)
 
 
 def hugging_face_logits(model: Path, batch: RaggedBatch, dtype: torch.dtype) -> Tensor:
     """What transformers computes, sequence by sequence: float32 ``[T, V]``."""
     computed = model_class(AutoConfig.from_pretrained(model)).from_pretrained(model, dtype=dtype).eval()
+    take_latent_epsilon(computed)
     images = batch.images or [None] * batch.num_sequences
     found = []
     for tokens, seen in zip(batch.tokens.split(batch.lengths.tolist()), images, strict=True):
@@ -107,6 +135,8 @@ class Figures:
         logits: Largest difference of logits to Hugging Face, float32.
         half_logits: The same in bfloat16, of Hugging Face's float32 logits.
         half_rounding: What bfloat16 makes of Hugging Face's own logits: the scale of ``half_logits``.
+        policy_gradients: Largest difference of a parameter's gradient to Hugging Face's, relative to its largest entry.
+        worst: That parameter.
         log_probs: Largest difference of log-probs to the family's first layout.
         gradients: Largest difference of a parameter's gradient to the first layout's, relative to its largest
             entry.
@@ -119,6 +149,8 @@ class Figures:
     logits: float
     half_logits: float
     half_rounding: float
+    policy_gradients: float
+    worst: str
     log_probs: float
     gradients: float
     grad_norms: float
@@ -132,14 +164,19 @@ class Truth:
     """What every layout of a family is held against.
 
     Attributes:
+        batch: The trajectories.
         checkpoint: The model's tensors.
         logits: Hugging Face's, float32.
         half_logits: Hugging Face's in bfloat16.
+        expected: Hugging Face's gradients, float32, and the trajectories with log-probs that are slightly off-policy
+            for this model.
     """
 
+    batch: RaggedBatch
     checkpoint: Weights
     logits: Tensor
     half_logits: Tensor
+    expected: ExpectedGradients
 
     @classmethod
     def of(cls, model: Path, batch: RaggedBatch) -> Truth:
@@ -148,18 +185,28 @@ class Truth:
         for file in sorted(model.glob("*.safetensors")):
             checkpoint |= load_file(file)
         return cls(
+            batch,
             checkpoint,
             hugging_face_logits(model, batch, torch.float32),
             hugging_face_logits(model, batch, torch.bfloat16),
+            expected_gradients(model, None, torch.float32, batch),
         )
 
 
 def compare(one: Observation, first: Observation, truth: Truth) -> Figures:
     """Measure an observation against Hugging Face, the checkpoint and the family's first layout."""
+    expected = truth.expected.gradients
+    policy_gradients = {
+        name: one.policy_gradients.get(name, torch.full_like(expected[name], math.inf)) for name in expected
+    }
+    by_name = {name: relative_difference(policy_gradients, expected, [name]) for name in expected}
+    worst = max(by_name, key=lambda name: by_name[name])
     return Figures(
         logits=largest(one.logits - truth.logits),
         half_logits=largest(one.half_logits - truth.logits),
         half_rounding=largest(truth.half_logits - truth.logits),
+        policy_gradients=by_name[worst],
+        worst=worst,
         log_probs=largest(one.log_probs - first.log_probs),
         gradients=relative_difference(one.gradients, first.gradients),
         grad_norms=max(abs(a - b) / b for a, b in zip(one.grad_norms, first.grad_norms, strict=True)),
@@ -172,15 +219,31 @@ def compare(one: Observation, first: Observation, truth: Truth) -> Figures:
     )
 
 
+def beyond_bounds(figures: Figures) -> set[str]:
+    """The figures that are not as :class:`Figures` must be."""
+    found = {name for name, bound in BOUNDS.items() if not getattr(figures, name) <= bound}
+    found |= set() if figures.half_logits <= 2 * figures.half_rounding else {"half_logits"}
+    return found | ({"unequal"} if figures.unequal else set())
+
+
 def largest(values: Tensor) -> float:
     """The largest absolute value."""
     return values.abs().max().item()
 
 
-def relative_difference(gradients: Weights, expected: Weights) -> float:
-    """The largest difference of two sets of gradients, each parameter's relative to its own largest entry."""
+def relative_difference(gradients: Weights, expected: Weights, names: Iterable[str] | None = None) -> float:
+    """The largest difference of two sets of gradients, each parameter's relative to its own largest entry.
+
+    Args:
+        gradients: By name.
+        expected: By name.
+        names: Those to compare; None = all that are expected.
+    """
     smallest = SMALL * max(map(largest, expected.values()))
-    return max(largest(gradients[name] - value) / max(largest(value), smallest) for name, value in expected.items())
+    return max(
+        largest(gradients[name] - expected[name]) / max(largest(expected[name]), smallest)
+        for name in (expected if names is None else names)
+    )
 
 
 def unequal_tensors(exported: Weights, checkpoint: Weights) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.backends.megatron.families.layouts import MODELS, PADDED
+from tests.backends.megatron.families.layouts import MODELS, PADDED, PUBLISHED_MODELS
 from tests.backends.megatron.families.observe import largest
 from tests.backends.megatron.ranks import install_extension
 
@@ -48,16 +48,32 @@ def negate(folder, monkeypatch):
     return flag
 
 
+@pytest.fixture
+def check_masks(negate, ranks, tiny_family, trajectories_of, truth_of):
+    """Compare a model's logits under a full mask with Hugging Face's, and with those under the opposite mask."""
+
+    def check(model):
+        batch = trajectories_of(model)
+        engine = {"max_tokens_per_micro_batch": batch.num_tokens // 3 + 3, **PADDED}
+        workers, _ = ranks.engine(tiny_family(model.name), engine=engine)
+
+        right = workers.logits(batch)
+        negate.touch()
+        wrong = workers.logits(batch)
+
+        assert largest(right - truth_of(model).logits) <= 1e-5
+        assert largest(wrong - right) > 1e-2, "a negated mask changes nothing: no kernel has read it"
+
+    return check
+
+
 @pytest.mark.some(4)
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-def test_a_full_mask_is_what_padded_rows_attend_with(model, negate, ranks, tiny_family, trajectories_of, truth_of):
-    batch = trajectories_of(model)
-    engine = {"max_tokens_per_micro_batch": batch.num_tokens // 3 + 3, **PADDED}
-    workers, _ = ranks.engine(tiny_family(model.name), engine=engine)
+def test_a_full_mask_is_what_padded_rows_attend_with(model, check_masks):
+    check_masks(model)
 
-    right = workers.logits(batch)
-    negate.touch()
-    wrong = workers.logits(batch)
 
-    assert largest(right - truth_of(model).logits) <= 1e-5
-    assert largest(wrong - right) > 1e-2, "a negated mask changes nothing: no kernel has read it"
+@pytest.mark.families
+@pytest.mark.parametrize("model", PUBLISHED_MODELS, ids=lambda model: model.name)
+def test_so_it_is_in_published_families(model, check_masks):
+    check_masks(model)
