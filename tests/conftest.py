@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 from tests.skips import Skips
-from tests.slow import mark_others_slow
+from tests.slow import mark_others_slow, without_families
 from tests.warm_python import StartedCold, WarmPopen, end_server
 
 if TYPE_CHECKING:
@@ -113,9 +113,11 @@ def has_gpu() -> bool:
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave cases to ``tox -e slow``, and let libraries warn on a GPU: in untested versions, and in any order."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave cases to ``tox -e slow`` and ``tox -e families``, and let libraries warn on a GPU: in untested versions."""
     mark_others_slow(items)
+    if "families" not in config.option.markexpr:
+        items[:] = without_families(items)
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.filterwarnings("default"))

@@ -1,4 +1,4 @@
-"""Cases of a test that are left to ``tox -e slow``: by name, or all but a number of them."""
+"""Cases of a test that are left to ``tox -e slow``, by name or all but a number of them, and to ``tox -e families``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def mark_others_slow(items: Iterable[pytest.Item]) -> None:
     """
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("some") is not None and item.get_closest_marker("slow") is None:
+        others = item.get_closest_marker("slow") or item.get_closest_marker("families")
+        if item.get_closest_marker("some") is not None and others is None:
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for of_test in cases.values():
         (count,) = of_test[0].get_closest_marker("some").args
@@ -40,3 +41,8 @@ def kept(cases: int, count: int) -> Sequence[int]:
     """Return places of cases, evenly spaced; the last one is among them."""
     count = min(count, cases)
     return sorted(cases - 1 - step * cases // count for step in range(count))
+
+
+def without_families(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """Return the items without those that are left to ``tox -e families`` and are not slow besides."""
+    return [item for item in items if not item.get_closest_marker("families") or item.get_closest_marker("slow")]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.slow import kept, mark_others_slow
+from tests.slow import kept, mark_others_slow, without_families
 
 
 @given(st.integers(1, 200), st.integers(1, 200))
@@ -37,3 +37,9 @@ def test_the_others_are_slow_and_a_test_without_the_mark_is_whole():
     assert [item.nodeid for item in items if "slow" not in item.marks] == [
         "a.py::test[2]", "a.py::test[4]", "a.py::other[0]", "a.py::other[1]", "a.py::other[2]",
     ]  # fmt: skip
+
+
+def test_families_are_left_to_their_own_run_but_for_those_that_are_slow_too():
+    families, slow = pytest.mark.families.mark, pytest.mark.slow.mark
+    items = [Case("a", families), Case("b", families, slow), Case("c", slow), Case("d")]
+    assert [item.nodeid for item in without_families(items)] == ["b", "c", "d"]

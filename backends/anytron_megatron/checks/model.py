@@ -104,9 +104,9 @@ def model_diagnostics(subject: Subject, options: MegatronOptions) -> Iterator[Di
         yield Diagnostic(
             "error",
             key,
-            f"{family} has DeepSeek sparse attention, which does not run: mcore-bridge's indexer needs "
-            "fused_qk_topk_naive of megatron-core 0.17 and the CUDA extension fast_hadamard_transform, and refuses "
-            "packed sequences and context parallelism",
+            f"{family} has DeepSeek sparse attention, which does not run: mcore-bridge's indexer needs megatron-core "
+            "0.17 or later and the CUDA extension fast_hadamard_transform, and before 0.19 Megatron's refuses packed "
+            "sequences and context parallelism",
             "train a model without sparse attention, for example DeepSeek-V3",
         )
     elif not row.proof:

@@ -17,6 +17,7 @@ from anytron.config.algorithm import AlgorithmSection
 from anytron.run.trainer.updates import UpdatePlan
 from anytron_conformance.recorded import VOCABULARY
 from anytron_conformance.tiny_models import write_tiny_model
+from tests.backends.megatron.families.published import PUBLISHED, write_published_model
 from tests.backends.megatron.ranks import Ranks, install_extension
 
 if TYPE_CHECKING:
@@ -54,11 +55,12 @@ def tiny_model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_family(tmp_path_factory) -> Callable[[str], Path]:
-    """Give the directory of a family's tiny model (``anytron_conformance.tiny_models``)."""
+    """Give the directory of a tiny model: of one of the kit's families, or with a published configuration."""
 
     @functools.cache
     def write(family: str) -> Path:
-        return write_tiny_model(family, tmp_path_factory.mktemp(family))
+        directory = tmp_path_factory.mktemp(family)
+        return write_published_model(family, directory) if family in PUBLISHED else write_tiny_model(family, directory)
 
     return write
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,6 @@ import pytest
 
 from anytron.base.errors import AnytronError
 from tests.backends.megatron.families.observe import Figures, Observation, Truth, compare, observe
-from tests.backends.megatron.families.published import PUBLISHED, write_published_model
 from tests.backends.megatron.families.table import measured_rows, write_page
 
 if TYPE_CHECKING:
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from tests.backends.megatron.families.layouts import Layout, Model
 
 OPTION = "--families-table"
-MARK = "families"
 _figures: pytest.StashKey[dict[tuple[str, str], Figures]] = pytest.StashKey()
 
 
@@ -36,25 +33,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     page = session.config.getoption(OPTION)
     if page is not None:
         write_page(page, measured_rows(session.config.stash[_figures]))
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave published families to ``tox -e families``, but for those that ``tox -e slow`` has too."""
-    if MARK not in config.option.markexpr:
-        chosen = [item for item in items if not item.get_closest_marker(MARK) or item.get_closest_marker("slow")]
-        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-        items[:] = chosen
-
-
-@pytest.fixture(scope="session")
-def tiny_family(tiny_family, tmp_path_factory) -> Callable[[str], Path]:
-    """Give the directory of a tiny model: one of the kit's families, or one with a published configuration."""
-
-    @functools.cache
-    def write(name: str) -> Path:
-        return write_published_model(name, tmp_path_factory.mktemp(name)) if name in PUBLISHED else tiny_family(name)
-
-    return write
 
 
 @pytest.fixture(scope="session")

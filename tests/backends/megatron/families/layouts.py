@@ -144,6 +144,12 @@ PUBLISHED_MODELS = (
 
 EVERY_MODEL = (*MODELS, *PUBLISHED_MODELS)
 
+WITH_ADAPTERS = (
+    "glm4_5_air", "glm4_6", "qwen2_moe", "olmoe", "deepseek_v2", "ernie4_5", "hy_v3", "kimi_k2", "moonlight", "dots1",
+    "internlm3", "glm4_moe_lite",
+)  # fmt: skip
+"""Published configurations of which ``tests/backends/megatron/lora`` trains adapters."""
+
 PROVED_ELSEWHERE = {
     "tests/backends/megatron/experts": {"qwen3_moe": "VPP", "deepseek_v3": "VPP"},
     "tests/backends/megatron/experts/test_rollout_routing.py": {"qwen3_moe": "replay", "deepseek_v3": "replay"},
@@ -163,6 +169,7 @@ def proved(model_type: str) -> set[str]:
     found = {columns[model_type] for columns in PROVED_ELSEWHERE.values() if model_type in columns}
     for model in EVERY_MODEL:
         if model.family.model_type == model_type:
+            found |= {"LoRA"} if model.name in WITH_ADAPTERS else set()
             found |= {column for layout in model.layouts for column in _columns(layout)}
             found |= {"images"} if model.family.takes_images else set()
     return found

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from anytron.sequences.batch import TokenOutputs
+from tests.backends.megatron.families.layouts import WITH_ADAPTERS
 from tests.backends.megatron.lora.conftest import SCALING, shared_group, token_scores, weight_of
 
 pytestmark = pytest.mark.filterwarnings(
@@ -28,7 +29,10 @@ SPLITS = {
 }
 QUICK = {("qwen3", "tp2-sp"), ("qwen3_moe", "ep2"), ("qwen3_next", "cp2")}
 """The others are left to ``tox -e slow``."""
-FAMILIES = ["qwen3", "qwen3_moe", "deepseek_v3", "qwen3_next", "qwen2_5_vl"]
+FAMILIES = [
+    *("qwen3", "qwen3_moe", "deepseek_v3", "qwen3_next", "qwen2_5_vl"),
+    *(pytest.param(name, marks=pytest.mark.families) for name in WITH_ADAPTERS),
+]
 
 
 def differences(one, other):
