@@ -92,6 +92,10 @@ _BIASED_SOFTMAX = (
     "its routers choose experts by a softmax and a bias, which Megatron refuses (moe_router_enable_expert_bias), and "
     "mcore-bridge reads no such bias"
 )
+_TRANSPOSED = (
+    "mcore-bridge reads and writes its experts' weights as the published files have them; transformers 5 has them "
+    "transposed, in rollouts and in files that it writes, and mcore-bridge reads such a file wrongly, without an error"
+)
 _WITHOUT_CLASS = "transformers has no class for it, and Anytron runs no code of a model directory (SECURITY.md)"
 _OMNI = "transformers has no class that computes logits from its config: AutoModelForCausalLM refuses it"
 _INDEXER = ("indexer_n_heads", "indexer_kv_heads", "indexer_head_dim", "indexer_budget", "indexer_compress_ratio")
@@ -161,7 +165,7 @@ _ROWS = (
     Family("glm4_moe_lite", "GLM-4.7-Flash", _PUBLISHED_EXPERTS),
     Family("qwen3_5_moe", "Qwen3.5-MoE", (*_PUBLISHED_IMAGES, "EP"), takes_images=True),
     Family("qwen2_vl", "Qwen2-VL", _PUBLISHED_IMAGES, takes_images=True),
-    Family("qwen3_vl_moe", "Qwen3-VL-MoE", (*_PUBLISHED_IMAGES, "EP"), takes_images=True),
+    Family("qwen3_vl_moe", "Qwen3-VL-MoE", refused=_FORMATS, takes_images=True, obstacle=_TRANSPOSED),
     Family("glm4v", "GLM-4.1V", _PUBLISHED_IMAGES, takes_images=True),
     Family("glm4v_moe", "GLM-4.5V, GLM-4.6V", (*_PUBLISHED_IMAGES, "EP"), takes_images=True),
     Family("deepseek_v32", "DeepSeek-V3.2", refused=_FORMATS, sparse_attention=True),
