@@ -18,17 +18,6 @@ if TYPE_CHECKING:
 
 PUBLISHED: dict[str, dict[str, Any]] = {**LANGUAGE_MODELS, **VISION_MODELS}
 """Name -> Hugging Face config, with ``model_type``."""
-SEEDS = {
-    "dots1": 14,
-    "glm4_5_air": 15,
-    "glm4_moe_lite": 17,
-    "hy_v3": 17,
-    "kimi_k2": 13,
-    "minimax_m2": 23,
-    "moonlight": 21,
-}
-"""Seeds of the weights that are not 0. A sigmoid's scores lie close together: with these seeds, for no token an expert
-that is chosen and one that is not are nearer to each other than 0.0029, so that bfloat16 can tell them."""
 
 
 def write_published_model(name: str, directory: Path) -> Path:
@@ -38,6 +27,6 @@ def write_published_model(name: str, directory: Path) -> Path:
         name: A key of :data:`PUBLISHED`.
         directory: Output directory; created if it does not exist.
     """
-    write_random_model(PUBLISHED[name], directory, seed=SEEDS.get(name, 0))
+    write_random_model(PUBLISHED[name], directory)
     (directory / "config.json").write_text(json.dumps(PUBLISHED[name], indent=1), encoding="utf-8")
     return directory
