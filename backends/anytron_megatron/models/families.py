@@ -111,7 +111,7 @@ _ROWS = (
     Family(
         "qwen2",
         "Qwen2, Qwen2.5",
-        (*_DENSE, "cache"),
+        (*_DENSE, "VPP", "cache"),
         layer=partial(dense_layer, qkv_bias=True),
         rotates_whole_heads=True,
     ),

@@ -27,12 +27,12 @@ def prediction_tensors(names: Iterable[str], layers: int) -> frozenset[str]:
     """Find the tensors of multi-token prediction modules.
 
     DeepSeek and GLM number the modules as further layers: the first one has the number ``layers``, the number of the
-    model's own layers. Qwen's names of such tensors begin with ``mtp.``.
+    model's own layers. Names of such tensors begin with ``mtp.`` in Qwen's files and ``model.mtp_layers.`` in MiMo's.
     """
 
     def belongs(name: str) -> bool:
         layer = _LAYER.match(name)
-        return name.startswith("mtp.") or (layer is not None and int(layer[1]) >= layers)
+        return name.startswith(("mtp.", "model.mtp_layers.")) or (layer is not None and int(layer[1]) >= layers)
 
     return frozenset(filter(belongs, names))
 
@@ -82,13 +82,13 @@ def with_score_head(shapes: Shapes) -> Shapes:
 def dense_layer(config: Mapping[str, Any], _: int, *, qkv_bias: bool = False, qk_norm: bool = False) -> Shapes:
     """List the tensors of a layer of attention and a gated feed-forward network.
 
-    With ``qkv_bias``, queries, keys and values have biases whatever the config says; with ``qk_norm``, queries and keys
-    have norms.
+    With ``qkv_bias``, queries, keys and values have biases whatever the config says, and outputs have none; with
+    ``qk_norm``, queries and keys have norms.
     """
     biased = config.get("attention_bias", False)
     return {
         **_norms(config),
-        **_attention(config, qkv_bias=biased or qkv_bias, output_bias=biased, qk_norm=qk_norm),
+        **_attention(config, qkv_bias=biased or qkv_bias, output_bias=biased and not qkv_bias, qk_norm=qk_norm),
         **_mlp("mlp", config["hidden_size"], config["intermediate_size"], bias=config.get("mlp_bias", False)),
     }
 

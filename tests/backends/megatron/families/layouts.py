@@ -133,6 +133,7 @@ PUBLISHED_MODELS = (
     Model("moonlight", "Moonlight", PUBLISHED_EXPERTS, quick=()),
     Model("dots1", "dots.llm1", PUBLISHED_EXPERTS, quick=()),
     Model("internlm3", "InternLM3", PUBLISHED_DENSE, quick=()),
+    Model("mimo", "MiMo", PUBLISHED_DENSE, quick=()),
     Model("glm4", "GLM-4", PUBLISHED_DENSE, quick=(ONE,)),
     Model("glm4_moe_lite", "GLM-4.7-Flash", PUBLISHED_EXPERTS, quick=()),
     Model("qwen2_vl", "Qwen2-VL, images", PUBLISHED_IMAGES, quick=()),

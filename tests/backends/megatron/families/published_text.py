@@ -289,6 +289,17 @@ LANGUAGE_MODELS: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-5,
         "rope_theta": 50000000,
     },
+    # XiaomiMiMo/MiMo-7B-RL, whose classes are Qwen2's but for the prediction modules, with their model_type
+    "mimo": {
+        "model_type": "qwen2",
+        **SIZES,
+        **HEADS,
+        "attention_bias": True,
+        "num_nextn_predict_layers": 1,
+        "use_sliding_window": False,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 640000,
+    },
     # THUDM/GLM-4-9B-0414
     "glm4": {
         "model_type": "glm4",

@@ -60,13 +60,20 @@ def test_expected_tensors_are_those_that_transformers_writes(family, tiny_family
     assert reasons(directory) == []
 
 
-@pytest.mark.parametrize("changes", [{"attention_bias": True}, {"attention_bias": True, "mlp_bias": True}])
-def test_biases_are_expected_where_the_config_has_them(changes, tmp_path):
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("llama", {"attention_bias": True}),
+        ("llama", {"attention_bias": True, "mlp_bias": True}),
+        ("qwen2", {"attention_bias": True}),  # as in MiMo's config
+    ],
+)
+def test_biases_are_expected_where_the_config_and_the_code_have_them(family, changes, tmp_path):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from anytron_conformance.tiny_models import CONFIGS
 
-    fields = {**CONFIGS["llama"], **changes, "num_hidden_layers": 1}
+    fields = {**CONFIGS[family], **changes, "num_hidden_layers": 1}
     AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields)).save_pretrained(tmp_path)
     assert reasons(tmp_path) == []
 
@@ -144,10 +151,11 @@ def test_an_extra_tensor_is_an_error_unless_it_says_nothing_new(copy):
 
     add("model.layers.0.self_attn.rotary_emb.inv_freq")
     add("model.layers.4.eh_proj.weight")  # a multi-token prediction module
+    add("model.mtp_layers.0.mlp.down_proj.weight")  # one of MiMo's
     assert reasons(copy) == []
     add("model.layers.1.mlp.extra.weight")
     (why,) = reasons(copy)
-    assert "1 of 50 tensors do not belong to the model: model.layers.1.mlp.extra.weight" in why
+    assert "1 of 51 tensors do not belong to the model: model.layers.1.mlp.extra.weight" in why
 
 
 def test_a_tied_models_copy_of_its_embedding_is_let_pass(tiny_family, tmp_path):
