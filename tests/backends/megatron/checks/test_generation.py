@@ -8,6 +8,7 @@ from anytron.base.errors import ConfigError
 from anytron.device.loading import open_session
 from anytron_conformance.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES
+from tests.backends.megatron.families.published import PUBLISHED
 from tests.backends.megatron.ranks import engine_config
 
 GENERATES = {"rollout": {"engine": "megatron"}}
@@ -18,9 +19,9 @@ def configure(directory, output, **sections):
     return open_session(platform="cpu").hooks.configure(config)
 
 
-@pytest.mark.parametrize("model", CONFIGS)
+@pytest.mark.parametrize("model", [*CONFIGS, *PUBLISHED])
 def test_a_family_without_a_proven_cache_is_refused_with_the_reason(model, tiny_family, tmp_path):
-    family = FAMILIES[CONFIGS[model]["model_type"]]
+    family = FAMILIES[{**CONFIGS, **PUBLISHED}[model]["model_type"]]
     if "cache" in family.proof:
         configure(tiny_family(model), tmp_path, **GENERATES)
         return

@@ -149,6 +149,11 @@ WITH_ADAPTERS = (
     "glm4_moe_lite",
 )  # fmt: skip
 """Published configurations of which ``tests/backends/megatron/lora`` trains adapters."""
+WITH_CACHE = (
+    "glm4_5_air", "glm4_6", "minimax_m2", "qwen2_moe", "olmoe", "deepseek_v2", "ernie4_5", "hy_v3", "kimi_k2",
+    "moonlight", "dots1", "internlm3", "mimo", "glm4", "glm4_moe_lite",
+)  # fmt: skip
+"""Published configurations that ``tests/backends/megatron/generation`` generates with."""
 
 PROVED_ELSEWHERE = {
     "tests/backends/megatron/experts": {"qwen3_moe": "VPP", "deepseek_v3": "VPP"},
@@ -170,6 +175,7 @@ def proved(model_type: str) -> set[str]:
     for model in EVERY_MODEL:
         if model.family.model_type == model_type:
             found |= {"LoRA"} if model.name in WITH_ADAPTERS else set()
+            found |= {"cache"} if model.name in WITH_CACHE else set()
             found |= {column for layout in model.layouts for column in _columns(layout)}
             found |= {"images"} if model.family.takes_images else set()
     return found

@@ -18,7 +18,18 @@ from anytron.sequences.batch import RaggedBatch
 from anytron.workers.engines.rollout_engine import GenerationRequest, PromptInputs, SamplingParams
 from anytron_conformance.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES
-from tests.backends.megatron.families.layouts import EP2, ONE, ONE_PADDED, PP2, TP2, TP2_EP2, VPP2, Layout
+from tests.backends.megatron.families.layouts import (
+    EP2,
+    ONE,
+    ONE_PADDED,
+    PP2,
+    TP2,
+    TP2_EP2,
+    VPP2,
+    WITH_CACHE,
+    Layout,
+)
+from tests.backends.megatron.families.published import PUBLISHED
 from tests.backends.rollout.conftest import engine_for, run_config, write_weights
 
 LENGTHS = (1, 2, 2, 3, 5, 7, 11)
@@ -32,7 +43,7 @@ class Case:
     """A tiny model in a layout.
 
     Attributes:
-        model: Key of ``anytron_conformance.tiny_models.CONFIGS``.
+        model: Key of ``anytron_conformance.tiny_models.CONFIGS``, or a published configuration.
         layout: How it is split.
         slow: Left to ``tox -e slow``.
         sampling: Besides the length, the temperature and the end tokens.
@@ -42,6 +53,11 @@ class Case:
     layout: Layout
     slow: bool = False
     sampling: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def marks(self) -> list[str]:
+        """Which run it is left to, besides the normal suite."""
+        return ["families"] if self.model in PUBLISHED else ["slow"] if self.slow else []
 
 
 CASES = (
@@ -63,6 +79,7 @@ CASES = (
     Case("deepseek_v3", EP2),
     Case("deepseek_v3", ONE_PADDED, slow=True),
     Case("deepseek_v3", PP2, slow=True),
+    *(Case(model, ONE) for model in WITH_CACHE),
 )
 
 
@@ -120,7 +137,9 @@ def hugging_face(tiny_family, tmp_path_factory):
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, id=f"{case.model}-{case.layout.name}", marks=[pytest.mark.slow] if case.slow else [])
+        pytest.param(
+            case, id=f"{case.model}-{case.layout.name}", marks=[getattr(pytest.mark, one) for one in case.marks]
+        )
         for case in CASES
     ],
 )
@@ -150,7 +169,7 @@ def test_tokens_are_those_of_transformers_and_log_probs_those_of_training(case, 
 
 
 def test_the_families_are_those_that_claim_a_cache():
-    proved = {CONFIGS[case.model]["model_type"] for case in CASES}
+    proved = {(PUBLISHED.get(case.model) or CONFIGS[case.model])["model_type"] for case in CASES}
     assert {name for name, family in FAMILIES.items() if "cache" in family.proof} == proved
 
 
