@@ -29,7 +29,7 @@ _LEVELS: dict[Level, str] = {
     "device": "The device runtime, the environment, options and patches. No model, no kernel.",
     "sequences": "Layouts, micro-batches and their scopes, masks, and the conversion of outputs to flat values.",
     "kernels": "Attention, log-probs and every fused kernel against float64, in values and gradients.",
-    "model": "Tiny models of every family, compared with transformers, and in several layouts.",
+    "model": "Tiny models of nine families, compared with transformers, and in several layouts.",
     "training": "Recorded trajectories and sampled steps, compared with the platform `cpu`.",
 }
 

@@ -1,4 +1,4 @@
-"""Tiny random Hugging Face models of every family, float32, on disk, for tests of engines and platforms.
+"""Tiny random Hugging Face models of nine families, float32, on disk, for tests of engines and platforms.
 
 Parameters whose initial values would hide a mistake get other values: norms of 1, biases of 0, routers that choose
 by rounding error, padding that is embedded as zeros.

@@ -1,4 +1,4 @@
-"""Level ``model``: tiny models of every family, compared with transformers, and in several layouts."""
+"""Level ``model``: tiny models of nine families, compared with transformers, and in several layouts."""
 
 from anytron_conformance.model.empty_shares import with_empty_shares
 from anytron_conformance.model.marks import parameters_keep_marks
