@@ -157,7 +157,7 @@ class EverythingIsMemory(Mutant):
 
 
 class HalfAStream(Mutant):
-    rule, says = "streams-order-work", "the other a stream"
+    rule, says = "streams-order-work", "must both give a stream"
     runtime = with_runtime(new_stream=lambda self: object())
 
 

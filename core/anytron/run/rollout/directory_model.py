@@ -136,7 +136,8 @@ class DirectoryModel:
         try:
             self.pool.load_weights(partial(_give, DirectoryWeights(self.directory)))
         except EngineError as error:
-            fix = error.fix or f"download or write the directory again: {CONFIG_FILE} and weights must be of one model"
+            fix = f"download or write the directory again: {CONFIG_FILE} and weights must be of one model"
+            fix += f"; or {error.fix}" if error.fix else ""
             where = f"{self.directory}: {error.where}"
             raise EngineError(error.what, where=where, why=error.why, fix=fix) from error
 

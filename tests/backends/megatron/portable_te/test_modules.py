@@ -295,7 +295,7 @@ def test_settings_that_ask_for_nothing_are_accepted(bound):
 def test_modules_without_hooks_say_what_is_missing():
     with pytest.raises(EngineError, match="has no kernels") as error:
         te.RMSNorm(4)
-    assert "bind(source, device_type)" in str(error.value)
+    assert "open_device_stack()" in str(error.value)
 
 
 def test_kernels_are_asked_for_once_per_module_and_called_directly():
