@@ -37,7 +37,7 @@ SKIPPED = {
     "agents": 20,
     "smollm2": 2,
     "sinks": 4,
-    "vllm": 40,
+    "vllm": 48,
     "machines": 23,
     "megatron_lm": 5,
     "mcore": 0,
