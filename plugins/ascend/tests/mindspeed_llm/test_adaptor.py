@@ -100,7 +100,7 @@ def test_the_engine_implies_the_adaptor():
     assert "platform.options.adaptor" not in findings(run_of())
     for adaptor in ("none", "mindspeed"):
         found = findings(run_of(), adaptor=adaptor)["platform.options.adaptor"]
-        assert (found.severity, f"is {adaptor}, but the engine mindspeed_llm" in found.message) == ("error", True)
+        assert (found.severity, f"set to {adaptor}, but the engine mindspeed_llm" in found.message) == ("error", True)
     assert platform_of("megatron").portable_modules
     assert not platform_of("megatron", adaptor="mindspeed").portable_modules
 
