@@ -57,7 +57,6 @@ def test_a_platform_that_computes_as_the_processor_changes_nothing(run, laborato
     assert (finding.run, finding.how) == (None, "")
 
 
-@pytest.mark.some(1)
 @pytest.mark.parametrize("run", ["critic", "dropout", "mtp"])
 def test_what_changes_nothing_passes(run, laboratory):
     assert laboratory.verify(Unbroken, run) == {}

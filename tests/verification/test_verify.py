@@ -313,7 +313,6 @@ def test_entropies_are_compared_and_so_are_their_gradients(install):
     assert results["hf-log-probs"]["difference"] == pytest.approx(0.04 * 2.77, rel=0.1)
 
 
-@pytest.mark.slow
 def test_a_check_that_ends_a_process_does_not_take_the_others_with_it(install):
     """What needs no gradient is computed, in new processes."""
     code, results, _ = verify_json(environment=install(attention="raises backwards"))

@@ -84,7 +84,6 @@ def test_a_driver_that_was_stopped_learns_which_rank_no_longer_heard_it(ray, tes
     assert driver.returncode == 0
 
 
-@pytest.mark.slow
 def test_renewals_keep_a_lease_and_time_in_which_the_machine_stood_still_does_not_count(monkeypatch):
     over, stood_still = threading.Event(), threading.Event()
     monkeypatch.setattr(lease, "BEAT_S", 0.1)

@@ -45,7 +45,6 @@ def test_doctor_survives_a_platform_that_cannot_be_used(clean):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
 def test_doctor_looks_at_the_engines_that_the_configuration_names(clean):
     """And at its parallel sizes: the memory is that of a rank."""
     found = entries_of(anytron("doctor", EXAMPLE, "parallel.tensor_model_parallel_size=2", "--json"))

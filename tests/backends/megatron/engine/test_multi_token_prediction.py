@@ -171,7 +171,7 @@ def test_a_loss_on_the_wrong_tokens_is_noticed(apart, model_with_modules, trajec
     assert abs(apart.metrics[0]["mtp/loss"] - loss) > 1e-2
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "sections",
     [
