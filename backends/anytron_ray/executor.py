@@ -237,7 +237,7 @@ class RayExecutor(BaseExecutor):
                 f"The {spec.role} processes could not be started.",
                 where="executor.kind=ray",
                 why=str(error),
-                fix="check the machines with `ray status`, and read Ray's logs there (/tmp/ray/session_latest/logs)",
+                fix="check the machines with `ray status`, and read the logs in Ray's directory there",
             ) from error
         return ranks
 

@@ -249,7 +249,12 @@ class VllmEngine:
             EngineError: vLLM did not empty its cache.
         """
         if not self._llm.llm_engine.reset_prefix_cache(reset_running_requests=bool(self._under_way)):
-            raise EngineError("vLLM did not empty its cache of keys and values, which old weights have filled.")
+            raise EngineError(
+                "vLLM did not empty its cache of keys and values, which old weights have filled.",
+                where="reset_prefix_cache",
+                why="responses of the new weights would depend on it",
+                fix="start the run again with resume=auto, or set rollout.engine=transformers",
+            )
         self._llm.llm_engine.reset_encoder_cache()
 
     def _lora_request(self) -> Any:

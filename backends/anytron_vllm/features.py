@@ -62,7 +62,7 @@ def _adapters(family: str, text: Mapping[str, Any], lora: LoraSection, *, accele
     fix = "set rollout.lora=merged"
     if family in REFUSED_ADAPTERS:
         yield Diagnostic("error", "rollout.lora", REFUSED_ADAPTERS[family], fix)
-    elif not accelerator and text.get("num_experts"):
+    elif not accelerator and has_experts(text):
         message = "vLLM uses Triton kernels for experts that have adapters, and these kernels do not run on a CPU"
         yield Diagnostic("error", "rollout.lora", message, fix)
     else:

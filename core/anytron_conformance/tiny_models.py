@@ -20,7 +20,7 @@ VOCABULARY = 128
 IMAGE_TOKEN, VIDEO_TOKEN, VISION_START, VISION_END = 120, 121, 122, 123
 """Special tokens of the vision-language models; ordinary tokens are below 120 everywhere."""
 
-_TEXT: dict[str, Any] = {
+TEXT: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -54,7 +54,7 @@ _LATENT = {
     "scoring_func": "sigmoid",
     "topk_method": "noaux_tc",
 }
-_DELTA_NET = {
+DELTA_NET = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 16,
@@ -81,7 +81,7 @@ _VISION_TOKENS = {
 
 
 def _without(*names: str) -> dict[str, Any]:
-    return {name: value for name, value in _TEXT.items() if name not in names}
+    return {name: value for name, value in TEXT.items() if name not in names}
 
 
 def _mrope(section: list[int], **more: Any) -> dict[str, Any]:
@@ -91,25 +91,25 @@ def _mrope(section: list[int], **more: Any) -> dict[str, Any]:
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2", **_without("head_dim"), "tie_word_embeddings": True},
     "qwen2_5": {"model_type": "qwen2", **_without("head_dim")},
-    "qwen3": {"model_type": "qwen3", **_TEXT},
-    "qwen3_tied": {"model_type": "qwen3", **_TEXT, "tie_word_embeddings": True},
-    "llama": {"model_type": "llama", **_TEXT},
-    "qwen3_moe": {"model_type": "qwen3_moe", **_TEXT, **_EXPERTS, "norm_topk_prob": True},
+    "qwen3": {"model_type": "qwen3", **TEXT},
+    "qwen3_tied": {"model_type": "qwen3", **TEXT, "tie_word_embeddings": True},
+    "llama": {"model_type": "llama", **TEXT},
+    "qwen3_moe": {"model_type": "qwen3_moe", **TEXT, **_EXPERTS, "norm_topk_prob": True},
     "deepseek_v3": {"model_type": "deepseek_v3", **_without("head_dim", "num_key_value_heads"), **_LATENT},
     "qwen3_next": {
         "model_type": "qwen3_next",
-        **_TEXT,
+        **TEXT,
         **_EXPERTS,
-        **_DELTA_NET,
+        **DELTA_NET,
         "shared_expert_intermediate_size": 32,
         "partial_rotary_factor": 0.25,
     },
     # With heads enough for two tensor-parallel times two context-parallel ranks.
     "qwen3_next_heads": {
         "model_type": "qwen3_next",
-        **_TEXT,
+        **TEXT,
         **_EXPERTS,
-        **_DELTA_NET,
+        **DELTA_NET,
         "linear_num_key_heads": 4,
         "linear_num_value_heads": 8,
         "shared_expert_intermediate_size": 32,
@@ -118,8 +118,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_5": {
         "model_type": "qwen3_5",
         "text_config": {
-            **_TEXT,
-            **_DELTA_NET,
+            **TEXT,
+            **DELTA_NET,
             "rope_parameters": _mrope([2, 1, 1], partial_rotary_factor=0.5, mrope_interleaved=True),
             "partial_rotary_factor": 0.5,  # transformers 5.19 writes 0.25 otherwise, which mcore-bridge reads
         },
@@ -134,7 +134,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "qwen3_vl": {
         "model_type": "qwen3_vl",
-        "text_config": {**_TEXT, "rope_parameters": _mrope([4, 2, 2], mrope_interleaved=True)},
+        "text_config": {**TEXT, "rope_parameters": _mrope([4, 2, 2], mrope_interleaved=True)},
         "vision_config": {**_VISION, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
         **_VISION_TOKENS,
     },

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from anytron.serving import answers
 from anytron.serving.form import Form, event_of
-from anytron.serving.memory import LETTER, REQUEST, Hold, Ledger, bytes_of_objects
+from anytron.serving.memory import LETTER, REQUEST, ClientMemory, Hold, bytes_of_objects
 from anytron.serving.refusal import Refusal
 from anytron.serving.requests import ChatBody, CompletionBody, RewardBody, TokensBody, read
 from anytron.serving.sessions import Reward
@@ -54,7 +54,7 @@ class Routes:
     def __init__(self, service: Service, keys: Keyring) -> None:
         self._service, self._keys = service, keys
         self._limits = service.limits
-        self._ledger = Ledger(service.limits, keys.recorded)
+        self._memory = ClientMemory(service.limits, keys.recorded)
         self._busy = 0
         self.counts: Counter[str] = Counter()
 
@@ -93,7 +93,7 @@ class Routes:
         Raises:
             Refusal: Clients hold too much.
         """
-        hold = Hold(self._ledger, session)
+        hold = Hold(self._memory, session)
         try:
             hold.add(REQUEST)
         except Refusal as refusal:

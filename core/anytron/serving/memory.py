@@ -37,7 +37,7 @@ def bytes_of_prompt(tokens: int, images: Iterable[ImagePatches | None]) -> int:
     return TOKEN * tokens + 3 * sum(image.nbytes for image in images if image is not None)
 
 
-class Ledger:
+class ClientMemory:
     """Counts the bytes that clients hold.
 
     Args:
@@ -83,12 +83,12 @@ class Hold:
     """The bytes that one request holds until it is answered.
 
     Args:
-        ledger: Where they are counted.
+        memory: Where they are counted.
         session: The session of the request's key.
     """
 
-    def __init__(self, ledger: Ledger, session: Session | None) -> None:
-        self._ledger, self._session, self._size = ledger, session, 0
+    def __init__(self, memory: ClientMemory, session: Session | None) -> None:
+        self._memory, self._session, self._size = memory, session, 0
 
     def add(self, size: int) -> None:
         """Hold more bytes.
@@ -96,7 +96,7 @@ class Hold:
         Raises:
             Refusal: They are too many.
         """
-        self._ledger.check(size, self._session, self._size)
+        self._memory.check(size, self._session, self._size)
         self._count(size)
 
     def move(self, session: Session) -> None:
@@ -119,4 +119,4 @@ class Hold:
         if self._session is not None:
             self._session.in_progress += size
         if self._session is None or self._session.terms is None:
-            self._ledger.held += size
+            self._memory.held += size

@@ -14,22 +14,11 @@ from anytron_conformance.tiny_models import write_tiny_model
 from anytron_rollout.options import TOLD, routing_diagnostics
 from anytron_rollout.transformers_engine import RoutingRecorder
 from tests.backends.rollout.conftest import generate, run_config
+from tests.chosen_experts import chosen_by
 
 LENGTHS = (1, 2, 9, 4)
 CHANGES = {"qwen3_moe": {"num_experts": 8}, "deepseek_v3": {"n_routed_experts": 8, "n_group": 2, "topk_group": 1}}
 LAYERS = {"qwen3_moe": 4, "deepseek_v3": 3}
-
-
-@torch.no_grad()
-def chosen_by(model, tokens):
-    """The experts of every token of one sequence, as the routers answer: ``[T, L, K]``, in ascending order."""
-    found = []
-    gates = [layer.mlp.gate for layer in model.model.layers if hasattr(layer.mlp, "gate")]
-    hooks = [gate.register_forward_hook(lambda *call: found.append(call[-1][2])) for gate in gates]
-    model(torch.tensor([tokens]))
-    for hook in hooks:
-        hook.remove()
-    return torch.stack(found, dim=1).sort(-1).values
 
 
 @pytest.mark.parametrize("family", TOLD)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from anytron_conformance.tiny_models import IMAGE_TOKEN, VIDEO_TOKEN, VISION_END, VISION_START
+from anytron_conformance.tiny_models import DELTA_NET, IMAGE_TOKEN, VIDEO_TOKEN, VISION_END, VISION_START
 from tests.backends.megatron.families.published_text import GLM_MOE, HEADS, SIZES
 
 _VISION_TOKENS = {
@@ -35,13 +35,6 @@ _GLM_TOWER = {
     "in_channels": 3,
     "rms_norm_eps": 1e-5,
 }
-_DELTA_NET = {
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "linear_conv_kernel_dim": 4,
-}
 
 VISION_MODELS: dict[str, dict[str, Any]] = {
     # Qwen/Qwen3.5-35B-A3B
@@ -50,7 +43,7 @@ VISION_MODELS: dict[str, dict[str, Any]] = {
         "text_config": {
             **SIZES,
             **HEADS,
-            **_DELTA_NET,
+            **DELTA_NET,
             "model_type": "qwen3_5_moe_text",
             "num_experts": 4,
             "num_experts_per_tok": 2,

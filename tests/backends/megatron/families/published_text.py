@@ -8,26 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from anytron_conformance.tiny_models import VOCABULARY
+from anytron_conformance.tiny_models import TEXT
 
 SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
+    **{name: size for name, size in TEXT.items() if name != "head_dim"},
     "hidden_act": "silu",
     "initializer_range": 0.02,
     "attention_dropout": 0.0,
     "use_cache": True,
-    "tie_word_embeddings": False,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
 }
-HEADS = {"head_dim": 16}
+HEADS = {"head_dim": TEXT["head_dim"]}
 ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 _LATENT = {
     "num_key_value_heads": 4,

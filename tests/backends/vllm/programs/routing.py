@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tests.chosen_experts import chosen_by
 from tests.vllm_models import QWEN3_MOE, answers, hf_model, requests, run_config, send, vllm_engine, weights_of
 
 MODEL = {**QWEN3_MOE, "num_hidden_layers": 3, "mlp_only_layers": [1], "num_experts_per_tok": 3}
@@ -19,18 +20,6 @@ MODEL = {**QWEN3_MOE, "num_hidden_layers": 3, "mlp_only_layers": [1], "num_exper
 SHARED = tuple(place % 10 for place in range(160))
 PROMPTS = [(3, 1, 9, 5, 10), (7, 10), (*SHARED, 10), (*SHARED, 10), (*SHARED, 4, 4, 10)]
 """The long ones share blocks of the prefix cache."""
-
-
-@torch.no_grad()
-def chosen_by(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
-    """The experts of every token of one sequence, in ascending order: ``[T, L, K]``."""
-    found: list[torch.Tensor] = []
-    gates = [layer.mlp.gate for layer in model.model.layers if hasattr(layer.mlp, "gate")]
-    hooks = [gate.register_forward_hook(lambda *call: found.append(call[-1][2])) for gate in gates]
-    model(torch.tensor([tokens]))
-    for hook in hooks:
-        hook.remove()
-    return torch.stack(found, dim=1).sort(-1).values
 
 
 def differing(model: Any, asked: list[Any], answered: list[Any]) -> int:
