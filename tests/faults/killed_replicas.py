@@ -1,8 +1,8 @@
 """Kill a replica every few seconds, while agents use the endpoint: ``python tests/faults/killed_replicas.py``.
 
 The run has three replicas. Every ``--every`` seconds ``kill -9`` hits one of those that have started, in turn. The run
-must go on by itself, and its metrics and weights must be those of a run with the same number of replicas to which
-nothing happened.
+must go on by itself. Its weights must be those of an undisturbed run bit for bit, and its metrics must be the same but
+for rounding: another replica computes a conversation's beginning in another batch.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from tests.faults.run import Difference, Run  # noqa: E402 - run as a file, the 
 TASK = ROOT / "examples" / "grpo_calculator_agent.yaml"
 REPLICA = "rollout-"
 """How the names of replicas begin, in the saboteur's files."""
+ROUNDING = 1e-6
 
 
 def main() -> int:
@@ -59,7 +60,7 @@ def main() -> int:
             for run in runs.values():
                 run.end()
     print(f"difference to the undisturbed run: {difference}")
-    return 0 if kills and difference.none else 1
+    return 0 if kills and difference.same_bytes and difference.metrics < ROUNDING else 1
 
 
 def finish(run: Run, every_s: float) -> int:
