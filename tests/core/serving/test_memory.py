@@ -16,7 +16,7 @@ from anytron.base.packed import Packed
 from anytron.config.json_files import parse_object
 from anytron.serving import sessions
 from anytron.serving.conversation import Conversation
-from anytron.serving.memory import LETTER, Hold, Ledger, bytes_of_objects
+from anytron.serving.memory import LETTER, ClientMemory, Hold, bytes_of_objects
 from anytron.serving.refusal import Refusal
 from anytron.serving.sessions import Session, Terms
 from anytron.task.data.images import ImagePatches
@@ -107,7 +107,7 @@ def flooded(server, key):
 @pytest.mark.parametrize("sabotaged", [False, True])
 def test_the_client_of_a_session_cannot_fill_the_server(monkeypatch, sabotaged):
     if sabotaged:
-        monkeypatch.setattr(Ledger, "check", lambda *arguments: None)
+        monkeypatch.setattr(ClientMemory, "check", lambda *arguments: None)
     with served(limits=FLOOD) as server:
         (name, key), (_, other) = server.session(), server.session()
         answered, last = flooded(server, key)
@@ -166,18 +166,18 @@ def test_requests_of_a_session_that_wait_cannot_fill_the_server():
         for thread in threads:
             thread.join()
         assert codes.count(200) == waiting
-        ledger = server.endpoint._routes._ledger
-        wait_until(lambda: ledger.held == 0)
+        memory = server.endpoint._routes._memory
+        wait_until(lambda: memory.held == 0)
         assert not any(session.in_progress for session in server.sessions.values())
 
 
 def test_a_request_is_counted_for_the_session_that_it_names():
-    ledger = Ledger(FLOOD, lambda: 0)
-    session, hold = Session("a"), Hold(ledger, None)
+    memory = ClientMemory(FLOOD, lambda: 0)
+    session, hold = Session("a"), Hold(memory, None)
     hold.add(1000)
-    assert (ledger.held, session.in_progress) == (1000, 0)
+    assert (memory.held, session.in_progress) == (1000, 0)
     hold.move(session)
-    assert (ledger.held, session.in_progress) == (1000, 1000)
+    assert (memory.held, session.in_progress) == (1000, 1000)
     with pytest.raises(Refusal) as refused:
         hold.add(300 * KIB - 500)
     assert refused.value.code == "session_full"
@@ -187,7 +187,7 @@ def test_a_request_is_counted_for_the_session_that_it_names():
     assert refused.value.code == "session_busy"
     session.in_progress -= 200 * KIB
     hold.close()
-    assert (ledger.held, session.in_progress) == (0, 0)
+    assert (memory.held, session.in_progress) == (0, 0)
 
 
 def test_a_session_that_is_shown_counts_what_is_written():
