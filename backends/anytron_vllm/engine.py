@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from anytron.workers.engines.rollout_engine import GenerationRequest, PromptInputs, Response
     from anytron.workers.weights.transfer import WeightOrigin
 
+OTHER_ENGINE = "start the run again with resume=auto and another version of vLLM, or with rollout.engine=transformers"
+MERGED = "start the run again with resume=auto and rollout.lora=merged"
+
 
 class VllmEngine:
     """A rollout engine (:class:`anytron.workers.engines.rollout_engine.RolloutEngine`) on vLLM's ``LLM``.
@@ -140,7 +143,9 @@ class VllmEngine:
                 self._llm.collective_rpc("load_anytron_weights", args=(chunk,))
             self._llm.collective_rpc("finish_anytron_update")
         except (KeyError, RuntimeError, ValueError) as error:  # RuntimeError: also of another process, as text
-            raise EngineError("vLLM could not load the weights.", where=f"version {version}", why=str(error)) from error
+            raise EngineError(
+                "vLLM could not load the weights.", where=f"version {version}", why=str(error), fix=OTHER_ENGINE
+            ) from error
         self._sleep_mode.wake_cache()
         self._empty_caches()
         self._version = version
@@ -173,7 +178,10 @@ class VllmEngine:
             engine.add_lora(self._lora_request())
         except (KeyError, RuntimeError, ValueError) as error:
             raise EngineError(
-                "vLLM could not load the adapter.", where=f"adapter of version {version}", why=str(error)
+                "vLLM could not load the adapter.",
+                where=f"adapter of version {version}",
+                why=str(error),
+                fix=MERGED,
             ) from error
         self._empty_caches()
         for held in self._llm.collective_rpc("anytron_adapter_checksums", args=(ADAPTER_ID,)):
@@ -184,7 +192,10 @@ class VllmEngine:
                     f"vLLM has {len(held)} tensors"
                 )
                 raise EngineError(
-                    "vLLM has a different adapter than the one that was sent.", where=f"version {version}", why=why
+                    "vLLM has a different adapter than the one that was sent.",
+                    where=f"version {version}",
+                    why=why,
+                    fix=MERGED,
                 )
         self._version = version
         return version
@@ -303,6 +314,7 @@ class VllmEngine:
                     "vLLM aborted a request.",
                     where=f"request {output.request_id}",
                     why=f"its finish_reason is {new.finish_reason}",
+                    fix="read the log of this process for vLLM's own error; resume the run with resume=auto",
                 )
             log_probs = [entry[token].logprob for entry, token in zip(new.logprobs, new.token_ids, strict=True)]
             one.extend(new.token_ids, log_probs, self._version, ended=output.finished)

@@ -150,6 +150,17 @@ def test_the_errors_that_are_raised_are_found():
     assert len(found) > 250
 
 
+def without_fix(errors):
+    return {(one.name, one.what) for one in errors if not one.fix}
+
+
+def test_each_error_says_how_to_fix_it():
+    # Pydantic's own message says what the value should be.
+    assert without_fix(error_page.raised()) == {("Diagnostic", "\u2039message\u203a; the value is \u2039input\u203a")}
+    bare = ast.parse('def check():\n    raise DataError("It is empty.", why="it has no rows")')
+    assert without_fix(error_page.raised_in(bare, "module", ["DataError"])) == {("DataError", "It is empty.")}
+
+
 # ---- pages that quote ---------------------------------------------------------------------------------
 
 TROUBLE = (ROOT / "docs/how-to/troubleshooting.md").read_text(encoding="utf-8")

@@ -51,4 +51,6 @@ def refuse(diagnostics: Iterable[Diagnostic]) -> None:
         only = errors[0]
         raise ConfigError("The configuration has a mistake.", where=only.where, why=only.message, fix=only.fix)
     lines = "".join(f"\n    {error}" for error in errors)
-    raise ConfigError(f"The configuration has {len(errors)} mistakes.", why=lines)
+    raise ConfigError(
+        f"The configuration has {len(errors)} mistakes.", why=lines, fix="correct them all; each says how"
+    )

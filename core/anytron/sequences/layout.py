@@ -73,6 +73,7 @@ class ContextShard:
                 "A context-parallel rank must be from 0 to the context-parallel size minus 1.",
                 where="ContextShard",
                 why=f"the rank is {self.rank}, the size is {self.size}",
+                fix="give the size of the context-parallel group, and this process's rank in it",
             )
 
     @property
@@ -99,6 +100,7 @@ class LayoutConstraints:
             raise DataError(
                 "align and bucket of LayoutConstraints must be at least 1.",
                 why=f"align is {self.align}, bucket is {self.bucket}",
+                fix="give 1 where the device has no requirement",
             )
 
     def merge(self, other: LayoutConstraints) -> LayoutConstraints:

@@ -126,6 +126,7 @@ class AttnMask:
                 "A mask must have both a tensor and a polarity, or neither.",
                 where="AttnMask",
                 why=f"the tensor is {'absent' if self.tensor is None else 'given'}, the polarity is {self.polarity}",
+                fix="give both, or neither",
             )
         if self.kind is MaskKind.NONE and self.tensor is not None:
             raise HookContractError(
@@ -189,7 +190,10 @@ def check_mask(mask: AttnMask, request: MaskRequest, built: AttnMask | None, plu
 
     def refuse(rule: str, why: str) -> NoReturn:
         raise HookContractError(
-            f"build_attn_mask of plugin '{plugin}' broke its contract: {rule}.", where=f"plugin {plugin}", why=why
+            f"build_attn_mask of plugin '{plugin}' broke its contract: {rule}.",
+            where=f"plugin {plugin}",
+            why=why,
+            fix="correct build_attn_mask in the plugin; docs/reference/hooks.md has its contract",
         )
 
     if not isinstance(mask, AttnMask):

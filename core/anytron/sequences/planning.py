@@ -99,7 +99,9 @@ def _check_options(format: Format, tensor_parallel: int, input_layout: InputLayo
         why, fix = f"input_layout is {input_layout!r}", "use 'shard', 'whole' or 'rows'"
         raise DataError("Unknown value of input_layout.", where=where, why=why, fix=fix)
     if tensor_parallel < 1:
-        raise DataError("The tensor-parallel size must be at least 1.", where=where, why=f"it is {tensor_parallel}")
+        fix = "give the size of the tensor-parallel group, or 1 without one"
+        why = f"it is {tensor_parallel}"
+        raise DataError("The tensor-parallel size must be at least 1.", where=where, why=why, fix=fix)
     if format == "bshd" and input_layout == "rows":
         fix = "use format='thd', or input_layout='whole': a bshd layout has one row for each sequence already"
         raise DataError(
@@ -189,10 +191,14 @@ def checked_lengths(lengths: Sequence[int] | Tensor, context_length: int | None 
             "The lengths of the sequences must be a list or one-dimensional tensor, and not empty.",
             where="argument lengths of plan_layout",
             why=f"their shape is {tuple(real.shape)}",
+            fix="give one number of tokens for each sequence, for example [5, 3]",
         )
     if real.dtype.is_floating_point or real.dtype.is_complex or real.dtype is torch.bool:
         raise DataError(
-            "Lengths must be integers.", where="argument lengths of plan_layout", why=f"their dtype is {real.dtype}"
+            "Lengths must be integers.",
+            where="argument lengths of plan_layout",
+            why=f"their dtype is {real.dtype}",
+            fix="give them as int or torch.int64",
         )
     real = real.to(torch.int64)
     shortest, longest = (int(end) for end in real.aminmax())

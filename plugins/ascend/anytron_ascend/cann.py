@@ -97,7 +97,12 @@ def _call_simulator(step: str) -> None:
     try:
         getattr(simulator, step)()
     except simulator.SimulatorError as error:
-        raise PlatformError("The Ascend simulator cannot be used.", where=f"{SIMULATOR}=1", why=str(error)) from error
+        raise PlatformError(
+            "The Ascend simulator cannot be used.",
+            where=f"{SIMULATOR}=1",
+            why=str(error),
+            fix=f"remove the cause, or unset {SIMULATOR} to use NPUs",
+        ) from error
 
 
 def _operator_libraries() -> Iterator[ctypes.CDLL]:

@@ -133,7 +133,10 @@ WAYS: Mapping[Kind, Callable[[str, tuple[Implementation, ...]], Callable[..., An
 def broken(hook: str, plugin: str, rule: str, why: str) -> HookContractError:
     """Return the error for a plugin whose answer breaks a rule of the hook's contract."""
     return HookContractError(
-        f"{hook} of plugin '{plugin}' broke its contract: {rule}.", where=f"plugin {plugin}", why=why
+        f"{hook} of plugin '{plugin}' broke its contract: {rule}.",
+        where=f"plugin {plugin}",
+        why=why,
+        fix=f"correct {hook} in the plugin; docs/reference/hooks.md has its contract",
     )
 
 
