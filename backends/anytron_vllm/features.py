@@ -95,8 +95,12 @@ def _quantized(
     if not accelerator and has_experts(text):
         message = "vLLM's build for CPUs lacks dynamic_per_token_scaled_fp8_quant, with which it rounds experts"
         yield Diagnostic("error", key, message, fix)
-    if version is not None and (why := flaw(version, "quantized weights")):
+    if version is None:
+        return
+    if why := flaw(version, "quantized weights"):
         yield Diagnostic("error", key, f"vLLM {version} cannot round weights: {why}", fix)
+    elif not accelerator and (why := flaw(version, "quantized weights on a processor")):
+        yield Diagnostic("error", key, f"vLLM {version} cannot round weights on a processor: {why}", fix)
 
 
 def has_experts(text: Mapping[str, Any]) -> bool:

@@ -28,6 +28,7 @@ IMAGES_TESTED = SpecifierSet("==0.32.*")
 
 Asked = Literal[
     "quantized weights",
+    "quantized weights on a processor",
     "experts on a processor",
     "routing on a processor",
     "routing of responses that continue",
@@ -40,9 +41,9 @@ class Flaw:
     """Something that some versions of vLLM cannot do.
 
     Attributes:
-        asked: What a run asks for: weights in 8 bits (``rollout.quantization``); experts on a processor; their routing
-            there (``rollout.replay_routing``); routing of responses that continue over an update of the weights;
-            routing without the prefix cache.
+        asked: What a run asks for: weights in 8 bits (``rollout.quantization``); the same on a processor; experts on a
+            processor; their routing there (``rollout.replay_routing``); routing of responses that continue over an
+            update of the weights; routing without the prefix cache.
         versions: Versions that cannot do it.
         why: The reason, with the source.
     """
@@ -57,6 +58,12 @@ FLAWS = (
         "quantized weights",
         SpecifierSet("<0.24"),
         "it does not know fp8_per_channel (vllm/model_executor/layers/quantization/__init__.py)",
+    ),
+    Flaw(
+        "quantized weights on a processor",
+        SpecifierSet("<0.28"),
+        "it rounds them with dynamic_per_token_scaled_fp8_quant, which its build for CPUs lacks "
+        "(vllm/model_executor/layers/quantization/online/fp8.py)",
     ),
     Flaw(
         "experts on a processor",

@@ -312,7 +312,7 @@ def test_the_routing_of_a_family_that_no_test_compares_is_refused(site):
 
 
 def test_rounded_weights_need_bfloat16_a_version_that_knows_them_and_on_a_processor_no_experts(site):
-    install(site, "0.24.0")
+    install(site, "0.28.0")
     assert found({}, dtype="bfloat16", quantization="fp8") == []
     assert found({**MODEL, **EXPERTS}, Accelerator(), dtype="bfloat16", quantization="fp8") == []
     for model, dtype, text in (
@@ -323,6 +323,11 @@ def test_rounded_weights_need_bfloat16_a_version_that_knows_them_and_on_a_proces
         ((severity, _, said),) = remarks
         assert severity == "error"
         assert text in said
+    (site / "vllm" / "_version.py").write_text("__version__ = version = '0.27.1'\n")
+    ((severity, key, said),) = found({}, dtype="bfloat16", quantization="fp8")
+    assert (severity, key) == ("error", "rollout.quantization")
+    assert "cannot round weights on a processor: it rounds them with dynamic_per_token_scaled_fp8_quant" in said
+    assert found({}, Accelerator(), dtype="bfloat16", quantization="fp8") == []
     (site / "vllm" / "_version.py").write_text("__version__ = version = '0.23.1'\n")
     ((severity, key, said),) = found({}, dtype="bfloat16", quantization="fp8")
     assert (severity, key) == ("error", "rollout.quantization")

@@ -100,7 +100,7 @@ def test_a_bucket_that_is_skipped_is_noticed_and_the_old_weights_stay_in_use(loa
     tell = _Sender._tell
     monkeypatch.setattr(_Sender, "_tell", lambda self, said: None if said.get("number") == 3 else tell(self, said))
     loaded.model = hf_model(QWEN3, 2)
-    with pytest.raises(TransferError, match=r"(?s)bucket 3, version \d+.*bucket 4 was sent with"):
+    with pytest.raises(TransferError, match=r"(?s)bucket 3 of the weights of version \d+.*bucket 4 was sent with"):
         give_through_shared_memory(loaded, tmp_path)
     answered = answers(loaded.engine, asked)
     assert {version for one in answered for version in one.versions} == {loaded.version}
