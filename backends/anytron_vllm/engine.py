@@ -104,10 +104,13 @@ class VllmEngine:
             self._under_way[request.id] = UnderWay(request)
 
     def poll(self, seconds: float) -> list[tuple[int, Response]]:
-        """Generate for at most about ``seconds``, or until a response finishes; return finished responses.
+        """Generate for at most about ``seconds``, or until a response finishes.
+
+        Returns:
+            The id and the response of each request that has finished.
 
         Raises:
-            EngineError: No weights have been loaded.
+            EngineError: No weights have been loaded, or vLLM aborted a request.
         """
         if self._under_way and self._version is None:
             raise EngineError("The rollout engine has no weights yet.", fix="call load_weights before poll")

@@ -21,7 +21,7 @@ def critic_diagnostics(critic: Subject, policy: Subject, run: RunConfig) -> Iter
 
     :mod:`anytron_megatron.checks.run` adds the checks that every model must pass.
     """
-    without = "set algorithm.advantage=grpo"
+    without = "remove the section critic and set algorithm.advantage=grpo"
     if run.model.lora is not None:
         message = "a critic is not tested together with a policy that trains adapters"
         yield Diagnostic("error", "critic", message, f"remove model.lora, or {without}")

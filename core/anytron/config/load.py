@@ -166,7 +166,10 @@ def _secrets_in_public_keys(secret: Iterable[str]) -> Iterator[Diagnostic]:
                 "the value of this key comes from an environment variable, and would be written to files of the run "
                 "that other users can read"
             )
-            fix = "if it is not a secret, write the value itself; read a secret from the environment in your own code"
+            fix = (
+                "if the value is not a secret, write it here in place of ${oc.env:...}; if it is, remove this key, and "
+                "read the variable in your own code (a reward, a source of prompts)"
+            )
             yield Diagnostic("error", key, message, fix)
 
 

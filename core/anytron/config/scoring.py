@@ -154,7 +154,9 @@ class ValidationSection(Section):
         names = [one.name for one in self.sets]
         if len(set(names)) < len(names):
             twice = ", ".join(sorted({name for name in names if names.count(name) > 1}))
-            raise ValueError(f"validation.sets: {twice} names more than one set: give each set another name")
+            raise ValueError(
+                f"validation.sets: these names occur more than once: {twice}; give each set a different name"
+            )
         known = [name for one in self.sets for name in (one.mean_metric, *map(one.pass_metric, one.pass_at))]
         known += [one.loss_metric for one in self.sets]
         if self.metric is not None and self.metric not in known:

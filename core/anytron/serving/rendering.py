@@ -172,7 +172,8 @@ def prompt_tokens(tokenizer: Any, template: Mapping[str, Any], conversation: Con
 
     Args:
         tokenizer: A Hugging Face tokenizer with a chat template.
-        template: Further arguments of the template, before those of the conversation.
+        template: Keyword arguments of the chat template; the conversation's own (``conversation.template``) override
+            them.
         conversation: The conversation.
 
     Raises:

@@ -102,7 +102,11 @@ class Asked:
     shown: ImagePatches | None = None
 
     def size(self, count: int) -> int:
-        """Return the bytes, at most, of the prompt and of so many answers, which the session is to record."""
+        """Return an upper bound on the bytes that a session needs to record the prompt and its answers.
+
+        Args:
+            count: Number of answers; each is counted at its full length.
+        """
         earlier = () if self.before is None else (turn.images for turn in self.before.path())
         answered = self.sampling.max_new_tokens
         turn = bytes_of_turn(len(self.given), answered, TOKEN * answered, self.shown)

@@ -87,7 +87,10 @@ class Judge(Section):
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("must be an http:// or https:// URL with a host name")
         if parts.username or parts.password or parts.query or parts.fragment:
-            raise ValueError("must not contain a user, password or query: pass the key with api_key_env")
+            raise ValueError(
+                "must not contain a user, a password, a query (?...) or a fragment (#...): remove it; for an API key, "
+                "set api_key_env to the name of the environment variable that holds it"
+            )
         return url.rstrip("/")
 
     def check_machine(self) -> None:
