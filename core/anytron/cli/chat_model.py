@@ -162,8 +162,9 @@ def _model_of_run(run: Path) -> FoundModel:
         "The run has not saved a model yet.",
         where=str(run),
         why=f"there is neither {EXPORTED}/, which is written after the last step, nor a complete checkpoint",
-        fix="wait for the run's first checkpoint (checkpoint.every_steps, checkpoint.every_minutes); if the run has "
-        "ended, start it again with checkpoint.keep=1: the state is then saved after its last step",
+        fix="wait for the run's first checkpoint (checkpoint.every_steps, checkpoint.every_minutes); if the run was "
+        "interrupted, continue it with resume=auto and checkpoint.keep=1; if it has ended, train it again with "
+        "trainer.overwrite=true and checkpoint.keep=1",
     )
 
 

@@ -55,7 +55,7 @@ def ask_for_replicas(path: Path, count: int) -> str:
             "This run has no rollout replicas.",
             where=str(run.path),
             why="it generates no responses" if config.supervised else "its training ranks generate the responses",
-            fix="choose a run with rollout processes: rollout.engine=transformers or vllm",
+            fix="give the directory of a run whose rollout.engine is transformers or vllm, and which generates",
         )
     check_number(count, most_replicas(config))
     try:

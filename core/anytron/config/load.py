@@ -145,12 +145,15 @@ def _read_values(path: Path, overrides: Sequence[str]) -> tuple[dict[Any, Any], 
     try:
         values = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        key = _dotted(str(error.full_key or ""))
+        key, why = _dotted(str(error.full_key or "")), str(error.msg or error).splitlines()[0]
+        variable = re.search(r"Environment variable '([^']*)' not found", why)
         raise ConfigError(
             f"{key or 'The configuration'} cannot be resolved.",
             where=places.of(key),
-            why=str(error.msg or error).splitlines()[0],
-            fix="set the key, or refer to a key that exists: ${section.key}",
+            why=why,
+            fix="set the key, or refer to a key that exists: ${section.key}"
+            if variable is None
+            else f"set the environment variable {variable[1]}, or write the value itself",
         ) from error
     if is_too_deep(values):
         raise _too_deep(str(path))

@@ -200,7 +200,7 @@ def check_vocabulary(asked: TeacherSection | RewardModelSection, theirs: Mapping
         for number, token in differing[:SHOWN]
     )
     why = (
-        f"{len(differing)} of the policy's {len(own)} tokens have another id in this model, or are missing there: "
+        f"{len(differing)} of the policy's {len(own)} tokens have a different id in this model, or are missing there: "
         + "; ".join(shown)
     )
     if isinstance(asked, TeacherSection):

@@ -45,7 +45,8 @@ def remaining_stages(stages: Mapping[str, RunConfig], tell: Callable[[str], None
             "A configuration with stages cannot start from a checkpoint.",
             where=f"resume = {configs[0].resume}",
             why=f"the configuration has {len(configs)} stages, but resume names a checkpoint of one run",
-            fix="set resume=auto to continue the stage that was interrupted; a single run can start from a checkpoint",
+            fix="set resume=auto to continue the stage that was interrupted, or resume=never to train all stages from "
+            "the beginning",
         )
     if configs[0].resume == "never":
         _clear(configs, tell)

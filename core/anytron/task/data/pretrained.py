@@ -259,11 +259,14 @@ def end_token_ids(model: ModelSection, tokenizer: Any, vocab_size: int) -> tuple
     if model.path is not None:
         ends.update(end_tokens(Path(model.path)))
     if ends and max(ends) >= vocab_size:
+        from_tokenizer = max(ends) == tokenizer.eos_token_id
         raise ConfigError(
             "A token that ends responses is not in the model's vocabulary.",
-            where=model.path or "model.tokenizer",
+            where=model.tokenizer or model.path or "model.tokenizer" if from_tokenizer else str(model.path),
             why=f"eos_token_id is {max(ends)}, but the vocabulary has {vocab_size} tokens",
-            fix="correct eos_token_id in generation_config.json, or use the tokenizer that belongs to the model",
+            fix="set model.tokenizer to the tokenizer that belongs to the model"
+            if from_tokenizer
+            else f"correct eos_token_id in {GENERATION_FILE}",
         )
     return tuple(sorted(ends))
 

@@ -231,7 +231,7 @@ def render(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any], **wanted
             "A prompt has messages, and the tokenizer has no chat template.",
             where=f"prompt {prompt.id}",
             why=f"{tokenizer.name_or_path or 'model.tokenizer'} has no chat_template",
-            fix="use the tokenizer of an instruction-tuned model, or give the prompt as text",
+            fix="set model.tokenizer to the tokenizer of an instruction-tuned model, or give the prompt as text",
         )
     try:
         with processor_time(TEMPLATE_SECONDS):

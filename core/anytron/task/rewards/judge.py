@@ -124,7 +124,8 @@ class Judge(Section):
             raise DataError(
                 f"The right answer in the prompt's entry {self.key!r} is null or empty.",
                 why="the judge would be shown the word None, or nothing, as the right answer",
-                fix="correct the data or the judge's option 'key', or set data.on_bad_answer=drop to skip such prompts",
+                fix="correct the data or the judge's option 'key', or set data.on_bad_answer=drop "
+                "(validation.sets[].data.on_bad_answer=drop) to skip such prompts",
             )
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Exception]:

@@ -114,7 +114,7 @@ class LocalExecutor(BaseExecutor):
                 where=f"rollout.replicas = {count}",
                 why=f"{ranks} training rank{'' if ranks == 1 else 's'} and {count} replicas need one device each, "
                 f"and the platform {self._session.platform.name} has {devices}",
-                fix=f"ask for at most {devices - ranks}",
+                fix=f"set the number of replicas to at most {devices - ranks}",
             )
 
     def end(self) -> None:
