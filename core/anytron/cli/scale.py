@@ -30,8 +30,8 @@ def ask_for_replicas(path: Path, count: int) -> str:
         What the run will do, in a sentence.
 
     Raises:
-        ConfigError: ``path`` is not the directory of a run, the run has ended, it has no rollout replicas, or it has no
-            work for so many.
+        ConfigError: ``path`` is not the directory of a run, the run has ended, it has no rollout replicas, or a step
+            has fewer than ``count`` responses.
     """
     run = Run(path)
     if run.record is None or run.state not in (State.GOING, State.UNKNOWN):

@@ -127,7 +127,7 @@ class ValidationSection(Section):
     sets: list[ValidationSetSection] = Field(min_length=1)
     """The sets of prompts; keys below."""
     every_steps: int | None = Field(None, ge=1)
-    """Validate after every so many steps."""
+    """Validate after each step whose number is a multiple of this one."""
     before_training: bool = False
     """Validate before the first step."""
     metric: str | None = None
@@ -140,7 +140,7 @@ class ValidationSection(Section):
     """Save a checkpoint when ``metric`` is better than in all earlier validations, and keep it in addition to the
     newest ones; ``checkpoints/best`` names it."""
     patience: int | None = Field(None, ge=1)
-    """End the run after so many validations in a row in which ``metric`` did not become better; null = never."""
+    """End the run after this number of validations in a row in which ``metric`` did not become better; null = never."""
     min_delta: float = Field(0.0, ge=0.0)
     """``patience``: the smallest change that counts as better."""
 

@@ -316,7 +316,8 @@ class Service:
         """Refuse to continue a turn with an image token that the model wrote: engines would look for the image."""
         vision = self.model.vision
         if vision is not None and vision.stands_for_pictures(before.response.tokens):
-            why = "in its last answer the model wrote the token of an image or a video, to which no picture belongs"
+            why = "in its last answer the model wrote the token of an image or a video, to which no picture belongs; "
+            why += "begin another session"
             raise Refusal(409, "image_token_written", f"The conversation cannot be continued: {why}.", "messages")
 
     def _check(self, body: Common) -> None:

@@ -119,7 +119,7 @@ def _require_over(name: str, config: RunConfig) -> None:
     raise ConfigError(
         f"Stage {name} still has to be trained, but a later stage has already begun.",
         where=f"trainer.output_dir = {config.trainer.output_dir}",
-        why=f"the stage finished with another configuration: {'; '.join(map(str, changes))}"
+        why=f"the stage finished with a different configuration: {'; '.join(map(str, changes))}"
         if over
         else "the stage's directory does not show that it finished",
         fix="restore the stage's configuration and directory, or train all stages again with resume=never "
