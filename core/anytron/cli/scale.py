@@ -55,7 +55,7 @@ def ask_for_replicas(path: Path, count: int) -> str:
             "This run has no rollout replicas.",
             where=str(run.path),
             why="it generates no responses" if config.supervised else "its training ranks generate the responses",
-            fix="give the directory of a run whose rollout.engine is transformers or vllm, and which generates",
+            fix="give the directory of a run of reinforcement learning whose rollout.engine is transformers or vllm",
         )
     check_number(count, most_replicas(config))
     try:

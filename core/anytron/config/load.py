@@ -106,6 +106,9 @@ def read_stages(path: Path, overrides: Sequence[str] = ()) -> dict[str, tuple[Ru
 
     Returns:
         The stages by name, in the order of training; for a file without stages, the run itself under the name "".
+
+    Raises:
+        ConfigError: As :func:`read_config`, or the key ``stage`` names one of the stages.
     """
     try:
         values, places = _read_values(path, overrides)

@@ -130,7 +130,11 @@ class Agents:
         return [[_response(episode) for episode in group] for group in begun]
 
     def finish_in_flight(self) -> None:
-        """Finish all responses that were begun, as long as a replica has weights."""
+        """Finish all responses that were begun, as long as a replica has weights.
+
+        Raises:
+            DataError: The environment failed for every response so far.
+        """
         while self._pool.has_weights and self._under_way(self._begun):
             self._go_on()
 

@@ -210,6 +210,9 @@ def save_processor(model: ModelSection, directory: Path) -> None:
     Args:
         model: The model whose processor is saved; files are copied as they are.
         directory: An existing directory.
+
+    Raises:
+        ConfigError: The processor cannot be loaded, or one of its files is malformed.
     """
     if model.processor is not None and ":" in model.processor:
         load_image_processor(model).save_pretrained(directory)
@@ -227,6 +230,9 @@ def save_generation_config(model: ModelSection, directory: Path) -> None:
     Args:
         model: The model; its file is copied as it is.
         directory: An existing directory.
+
+    Raises:
+        ConfigError: The file is malformed.
     """
     if model.path is not None and (file := Path(model.path) / GENERATION_FILE).is_file():
         read_object(file)  # a link to anything else is not passed on

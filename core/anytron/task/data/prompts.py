@@ -315,7 +315,11 @@ def _expand(prompt: Prompt, tokens: tuple[int, ...], vision: VisionProcessor | N
 
 
 def check_text(where: str, *written: object) -> None:
-    """Refuse text that cannot be encoded as UTF-8."""
+    """Refuse text that cannot be encoded as UTF-8.
+
+    Raises:
+        DataError: A text has half of a surrogate pair.
+    """
     if not all(is_writable(one) for one in written if isinstance(one, str)):
         raise DataError(
             "A prompt has text that is not valid Unicode.",
@@ -326,7 +330,11 @@ def check_text(where: str, *written: object) -> None:
 
 
 def check_tokens(where: str, tokens: Sequence[int], vocab_size: int) -> None:
-    """Refuse a sequence that is empty or has tokens outside of the vocabulary."""
+    """Refuse a sequence that is empty or has tokens outside of the vocabulary.
+
+    Raises:
+        DataError: The sequence is empty, or has such a token.
+    """
     if not tokens:
         raise DataError(
             "A prompt has no tokens.",

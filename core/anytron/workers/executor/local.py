@@ -106,7 +106,11 @@ class LocalExecutor(BaseExecutor):
         return group
 
     def require_replicas(self, count: int) -> None:
-        """Check that this machine has a device for each replica; see :meth:`Executor.require_replicas`."""
+        """Check that this machine has a device for each replica; see :meth:`Executor.require_replicas`.
+
+        Raises:
+            ConfigError: There are too few devices.
+        """
         ranks, devices = self._config.parallel.world_size, self._session.probe.devices
         if self._config.rollout.placement == "separate" and ranks + count > devices:
             raise ConfigError(
