@@ -99,7 +99,7 @@ class ClaimedDirectory:
                     f"The {what} was removed or replaced.",
                     where=f"{key} = {path}",
                     why=why,
-                    fix=f"start the run again, with a different {key} if that directory is in use",
+                    fix=f"start the run again with resume=auto, and with a different {key} if that directory is in use",
                 )
         return None
 

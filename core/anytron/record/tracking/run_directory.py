@@ -231,7 +231,7 @@ class RunDirectory:
                     "A file of the run was removed or replaced.",
                     where=str(sink.path),
                     why=why,
-                    fix="start the run again",
+                    fix="start the run again with resume=auto",
                 )
         return None
 

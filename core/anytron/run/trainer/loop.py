@@ -129,7 +129,7 @@ def _begun(
                 "The output directory was removed or replaced.",
                 where=f"trainer.output_dir = {claimed.path}",
                 why="run.json was missing when the run restarted its processes after one of them was lost",
-                fix="start the run again",
+                fix="start the run again with resume=auto",
             )
         start = choose_start(config, claimed, progress.note)
         if start.finished is not None:
