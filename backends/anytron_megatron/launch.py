@@ -84,25 +84,26 @@ def _require_checkout(script: Path) -> None:
     A script imports from its own folder, which becomes the first entry of ``sys.path``; the checkout that contains the
     folder becomes the second.
     """
+    installed = Version(Version(version(MEGATRON)).public)
+    clone = f"git clone --branch core_v{installed} https://github.com/NVIDIA/Megatron-LM"
     if not script.is_file():
         raise ConfigError(
             f"There is no file {script}.",
             where="anytron-megatron SCRIPT",
             why="the first argument is the path of a script of Megatron-LM",
-            fix="git clone https://github.com/NVIDIA/Megatron-LM, and pass the path of its pretrain_gpt.py",
+            fix=f"{clone}, and pass the path of its pretrain_gpt.py",
         )
     sys.path.insert(0, str(script.resolve().parent))
     checkouts = (parent for parent in script.resolve().parents if (parent / "megatron" / "training").is_dir())
     if (checkout := next(checkouts, None)) is not None:
         sys.path.insert(1, str(checkout))  # before the installed package, as for a script in the checkout itself
-    installed = Version(Version(version(MEGATRON)).public)
     if find_spec("megatron.training") is None:
         raise ConfigError(
             "There is no module megatron.training.",
             where=str(script),
             why="neither a folder that contains the script nor an installed package has it; the package megatron-core "
             "is only a part of Megatron-LM",
-            fix=f"git clone --branch core_v{installed} https://github.com/NVIDIA/Megatron-LM, and run a script in it",
+            fix=f"{clone}, and run a script in it",
         )
     core = find_spec("megatron.core")
     assert core is not None, "megatron-core is a dependency"

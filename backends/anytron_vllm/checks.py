@@ -99,11 +99,12 @@ def _installation(installation: Installation | None, python: str | None) -> Iter
     if python is not None and not Path(python).exists():
         return  # reported by the core, or it is on other machines
     other = "" if python else "; or set rollout.python to the interpreter of an environment that has it"
+    install = INSTALL if python is None else f"{python} -m {INSTALL}"
     if installation is None:
-        yield Diagnostic("error", "rollout.engine", f"vLLM is not installed in {where}", f"{INSTALL}{other}")
+        yield Diagnostic("error", "rollout.engine", f"vLLM is not installed in {where}", f"{install}{other}")
     elif not installation.supported:
         message = f"vLLM {installation.version} is installed in {where}, but only {SUPPORTED} is supported"
-        yield Diagnostic("error", "rollout.engine", message, f"{INSTALL}{other}")
+        yield Diagnostic("error", "rollout.engine", message, f"{install}{other}")
 
 
 def _arguments(options: VllmOptions) -> Iterator[Diagnostic]:
@@ -199,11 +200,10 @@ def _lengths(text: Mapping[str, Any], run: RunConfig, options: VllmOptions) -> I
     longest, length_key = options.max_model_len, "rollout.options.max_model_len"
     context = text.get("max_position_embeddings")
     if longest is not None and longest <= run.longest_response:
-        message = (
-            f"responses of {run.longest_response} tokens (max_new_tokens) leave no room for a prompt in "
-            f"{longest} tokens"
-        )
-        yield Diagnostic("error", length_key, message, f"raise {length_key}, or lower max_new_tokens")
+        trains = run.longest_response == run.rollout.max_new_tokens
+        key = "rollout.max_new_tokens" if trains else "validation.sets[].max_new_tokens"
+        message = f"responses of {run.longest_response} tokens leave no room for a prompt in {longest} tokens"
+        yield Diagnostic("error", length_key, message, f"raise {length_key}, or lower {key}")
     if longest is not None and context and longest > context:
         message = f"{longest} tokens are more than the model's context of {context}"
         yield Diagnostic("error", length_key, message, f"set at most {context}")

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from anytron.workers.engines.rollout_engine import GenerationRequest, PromptInputs, Response
     from anytron.workers.weights.transfer import WeightOrigin
 
-OTHER_ENGINE = "start the run again with resume=auto and another version of vLLM, or with rollout.engine=transformers"
+OTHER_ENGINE = (
+    "start the run again with resume=auto and a different version of vLLM, or with rollout.engine=transformers"
+)
 MERGED = "start the run again with resume=auto and rollout.lora=merged"
 
 
@@ -104,10 +106,13 @@ class VllmEngine:
             self._under_way[request.id] = UnderWay(request)
 
     def poll(self, seconds: float) -> list[tuple[int, Response]]:
-        """Generate for at most about ``seconds``, or until a response finishes; return finished responses.
+        """Generate for at most about ``seconds``, or until a response finishes.
+
+        Returns:
+            The id and the response of each request that has finished.
 
         Raises:
-            EngineError: No weights have been loaded.
+            EngineError: No weights have been loaded, or vLLM aborted a request.
         """
         if self._under_way and self._version is None:
             raise EngineError("The rollout engine has no weights yet.", fix="call load_weights before poll")
@@ -264,7 +269,7 @@ class VllmEngine:
                 "vLLM did not empty its cache of keys and values, which old weights have filled.",
                 where="reset_prefix_cache",
                 why="responses of the new weights would depend on it",
-                fix="start the run again with resume=auto, or set rollout.engine=transformers",
+                fix="start the run again with resume=auto; if this happens again, set rollout.engine=transformers",
             )
         self._llm.llm_engine.reset_encoder_cache()
 

@@ -9,6 +9,7 @@ import ast
 import json
 import re
 import subprocess
+import sys
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -95,7 +96,7 @@ def require_supported() -> Installation:
             "No supported version of vLLM is installed.",
             where="rollout.engine",
             why="vLLM is not installed" if found is None else f"vLLM {found.version} is installed, not {SUPPORTED}",
-            fix=INSTALL,
+            fix=f"{sys.executable} -m {INSTALL}",
         )
     return found
 

@@ -300,7 +300,7 @@ class ComputesElsewhere(KernelMutant):
 
 
 class Draws(KernelMutant):
-    rule, says = "kernel-random-numbers", "generator has another state"
+    rule, says = "kernel-random-numbers", "generator has a different state"
 
     @staticmethod
     def drawing(output):

@@ -101,7 +101,7 @@ class RoundsConvolutions(Mutant):
 
 
 class RestoresNothing(Mutant):
-    rule, says = "rng-round-trip", "gives another state"
+    rule, says = "rng-round-trip", "gives a different state"
     runtime = with_runtime(set_rng_state=lambda self, state: None)
 
 

@@ -93,6 +93,13 @@ def test_every_key_that_may_change_as_a_remedy_is_one():
     assert sorted(REMEDIES.keys() - named) == []
 
 
+def test_a_remedy_that_sets_an_advantage_without_critic_removes_the_critic_too():
+    """Otherwise the schema refuses the section next."""
+    named = [one for one in remedies() if (one.key, one.value) == ("algorithm.advantage", "grpo")]
+    assert len(named) >= 3
+    assert [one for one in named if "remove the section critic" not in one.text] == []
+
+
 @pytest.mark.parametrize(
     ("text", "key", "value", "wrong"),
     [

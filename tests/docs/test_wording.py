@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 TWICE = re.compile(
     r"\b(?:what (?:of|about)|(?:is|are|be|was|were) told|(?:come|comes|came) for|(?:that|those) of"
     r"|of (?:its|their|one's) own|nobody|somebody|whoever|(?:is|are) (?-i:none)|belongs? into|(?:do|does) not fit"
-    r"|(?:goes|go) together|otherwise than|(?:takes|makes|gives) (?-i:none)|leave (?:it|them) out|comes? too late)\b"
+    r"|(?:goes|go) together|otherwise than|(?:takes|makes|gives) (?-i:none)|leave (?:it|them) out|comes? too late"
+    r"|so many|(?:can|may|must) (?:have|contain) no|(?:has|have|had|gives?|sets?) (?:\w+ ){0,5}?another"
+    r" (?:answer|dtype|id|name|shape|state|type|value))\b"
     r"|(?<!\bthere )\b(?:is|are) no (?!longer\b|more\b)|^(?:It|They|That|What)\.$|\bsomething unusable\b",
     re.IGNORECASE,
 )
@@ -84,6 +86,10 @@ def test_descriptions_of_keys_are_read_once():
         ("description = 'They.'", "They."),
         ("f('it has an environment of its own')", "of its own"),
         ("f('values do not fit the layout')", "do not fit"),
+        ("f('a run has no work for so many replicas')", "so many"),
+        ("f('a message of the role system can have no images')", "can have no"),
+        ("f('give each set another name')", "give each set another name"),
+        ("f('two tensors have another shape')", "have another shape"),
         ("f(fix='leave it out, or train all weights')", "leave it out"),
         ("f('A reward function returned something unusable.')", "something unusable"),
     ],

@@ -102,6 +102,9 @@ class Checkpoints:
         """Return the files of the last save; None until every rank has written its files.
 
         Implements ``CheckpointEngine.written_files``.
+
+        Raises:
+            EngineError: No checkpoint is being written, or one could not be written.
         """
         if self._writing is None:
             raise EngineError(
@@ -133,7 +136,11 @@ class Checkpoints:
         return records
 
     def load(self, directory: Path) -> None:
-        """Restore a saved training state; implements ``CheckpointEngine.load_checkpoint``."""
+        """Restore a saved training state; implements ``CheckpointEngine.load_checkpoint``.
+
+        Raises:
+            EngineError: The checkpoint is damaged, or was saved by a run with another model or other roles.
+        """
         progress = Progress.read(directory)
         for role, trained in self._models.items():
             if role not in progress.models:

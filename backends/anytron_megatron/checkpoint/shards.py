@@ -113,7 +113,7 @@ def _flat_shards(cut: SavedTensor, parameter: Tensor, tensor: Tensor, start: int
             raise EngineError(
                 "The state of this model's distributed optimizer cannot be saved.",
                 where=shard.key,
-                why="the layer keeps the parameter in another order than the checkpoint does",
+                why="the layer keeps the parameter in a different order than the checkpoint does",
                 fix="set engine.distributed_optimizer=false",
             )
         first = int(shard.data.storage_offset() - parameter.storage_offset())

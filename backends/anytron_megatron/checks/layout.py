@@ -109,7 +109,7 @@ def linear_attention_diagnostics(subject: Subject, run: RunConfig) -> Iterator[D
             "error",
             "engine.deterministic",
             "Megatron's deterministic Gated DeltaNet does not support packed sequences",
-            "set engine.sequence_format=bshd",
+            "set engine.sequence_format=bshd or engine.deterministic=false",
         )
     if os.environ.get(_LAYER_SWITCH, "1").lower() in _FALSE:
         yield Diagnostic(

@@ -81,11 +81,13 @@ def model_diagnostics(subject: Subject, options: MegatronOptions) -> Iterator[Di
     key, family = subject.key, str(subject.config.get("model_type"))
     row = FAMILIES.get(family)
     if row is None:
+        near = did_you_mean(family, FAMILIES)
+        field = f"correct model_type in the model's config.json ({near}), or {_ANOTHER}" if near else _ANOTHER
         yield Diagnostic(
             "error",
             key if subject.path is not None else f"{key}.model_type",
             f"the engine does not support the model type {family}",
-            did_you_mean(family, FAMILIES) or f"use one of {', '.join(sorted(FAMILIES))}",
+            field if subject.path is not None else near or f"use one of {', '.join(sorted(FAMILIES))}",
         )
         return
     if row.runs_model_code:
@@ -127,11 +129,11 @@ def _obstacle(row: Family, text: Mapping[str, Any]) -> tuple[str, str] | None:
     if row.same_as:
         return (
             "transformers has no such model type, and Anytron runs no code of a model directory (SECURITY.md)",
-            f'write "model_type": "{row.same_as}" into its config.json: it is the same model, with the same tensors',
+            f'write "model_type": "{row.same_as}" into its config: it is the same model, with the same tensors',
         )
     if missing := [name for name in row.wanted if text.get(name) is None]:
         names = ", ".join(missing)
-        return f"mcore-bridge needs {names}, which the model's config lacks", f"add {names} to the config"
+        return f"mcore-bridge needs {names}, which the model's config lacks", f"add {names} to the model's config"
     if row.needs is not None and find_spec(row.needs[0]) is None:
         return f"mcore-bridge needs the package {row.needs[1]}, which is missing", f"pip install {row.needs[1]}"
     if row.proof:
@@ -199,14 +201,19 @@ def _routing(key: str, family: str, text: Mapping[str, Any], options: MegatronOp
 
 def _described_routing(key: str, text: Mapping[str, Any], options: MegatronOptions) -> Iterator[Diagnostic]:
     """Check that DeepSeek-V3's config describes its routing: Megatron reads it there, transformers has it built in."""
-    scoring = options.transformer.get("moe_router_score_function", text.get("scoring_func"))
-    if scoring != "sigmoid":
+    option = "engine.options.transformer.moe_router_score_function"
+    given, scoring = options.transformer.get("moe_router_score_function"), text.get("scoring_func")
+    if given not in (None, "sigmoid"):
+        message = f"this option is {given}, but DeepSeek-V3 routes by sigmoid"
+        yield Diagnostic("error", option, message, f"set {option}=sigmoid")
+    elif given is None and scoring != "sigmoid":
         found = "lacks scoring_func" if scoring is None else f"says scoring_func {scoring}"
         yield Diagnostic(
             "error",
             key,
             f"the model's config {found}: Megatron would route by softmax, and DeepSeek-V3 routes by sigmoid",
-            'add "scoring_func": "sigmoid" and "topk_method": "noaux_tc", as the published config.json has them',
+            'write "scoring_func": "sigmoid" and "topk_method": "noaux_tc" into the model\'s config, as the published '
+            "config.json has them",
         )
     if text.get("topk_method", "noaux_tc") != "noaux_tc":
         yield Diagnostic(
@@ -236,12 +243,12 @@ def _rotary(key: str, family: Family, text: Mapping[str, Any]) -> Iterator[Diagn
             key,
             f"rotary embeddings of type {kind} depend on the longest sequence of a batch, so the rollout and "
             "training compute different log-probs for the same tokens",
-            "give rope_parameters of a fixed type, for example yarn",
+            "set the rope_type of rope_parameters in the model's config to a fixed one, for example yarn",
         )
     elif kind not in _ROPE_TYPES:
         yield Diagnostic(
             "error",
             key,
             f"rotary embeddings of type {kind} are not supported: no test compares them with Hugging Face's",
-            f"use one of the tested types: {', '.join(sorted(_ROPE_TYPES))}",
+            f"train a model with one of the tested types: {', '.join(sorted(_ROPE_TYPES))}",
         )

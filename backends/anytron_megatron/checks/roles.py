@@ -21,7 +21,7 @@ def critic_diagnostics(critic: Subject, policy: Subject, run: RunConfig) -> Iter
 
     :mod:`anytron_megatron.checks.run` adds the checks that every model must pass.
     """
-    without = "set algorithm.advantage=grpo"
+    without = "remove the section critic and set algorithm.advantage=grpo"
     if run.model.lora is not None:
         message = "a critic is not tested together with a policy that trains adapters"
         yield Diagnostic("error", "critic", message, f"remove model.lora, or {without}")
@@ -50,7 +50,10 @@ def teacher_diagnostics(teacher: Subject, policy: Subject) -> Iterator[Diagnosti
     """Check a teacher against the policy; the driver compares the tokenizers."""
     if policy.config.get("vision_config") or teacher.config.get("vision_config"):
         message = "distillation is not tested with a vision-language model as teacher or student"
-        fix = "remove teacher, or choose a teacher and a student that take text only"
+        fix = (
+            "choose a teacher and a policy that take text only; or, for rewards alone, remove the section teacher, and "
+            "set algorithm.distillation_coefficient=0 and an algorithm.advantage other than none"
+        )
         yield Diagnostic("error", teacher.key, message, fix)
     known, needed = teacher.text.get("vocab_size"), policy.text.get("vocab_size")
     if known and needed and known < needed:
@@ -78,7 +81,10 @@ def reward_model_diagnostics(model: Subject, policy: Subject) -> Iterator[Diagno
         return
     if policy.config.get("vision_config") or model.config.get("vision_config"):
         message = "reward models are not tested with a vision-language model as policy or reward model"
-        fix = "remove reward_model, or choose a policy and a reward model that take text only"
+        fix = (
+            "choose a policy and a reward model that take text only; or remove the section reward_model, and replace "
+            "the reward reward_model by a function"
+        )
         yield Diagnostic("error", model.key, message, fix)
     labels, shapes = model.config.get("id2label"), stored_shapes(model.path)
     head = None if shapes is None else shapes.get(SCORE_HEAD)

@@ -57,13 +57,14 @@ def reduction_diagnostics(policy: Subject, run: RunConfig, options: MegatronOpti
         yield Diagnostic("error", key, message, f"set {_OVERLAP}=true, or remove {key}")
     idle = _SEES - set(run.model.freeze)
     if options.overlap_grad_reduce and policy.config.get("vision_config") and idle:
+        other = "" if run.model.lora is not None else f", or add {' and '.join(sorted(idle))} to model.freeze"
         # megatron/core/distributed/param_and_grad_buffer.py, finish_grad_sync: an assertion, where there are no images.
         yield Diagnostic(
             "error",
             _OVERLAP,
             f"micro-batches without images have no gradients for {' and '.join(sorted(idle))}, but overlapped "
             "reduction waits for these gradients",
-            f"remove {_OVERLAP}, or add {' and '.join(sorted(idle))} to model.freeze",
+            f"remove {_OVERLAP}" + other,
         )
 
 

@@ -112,13 +112,17 @@ class RouterReplays:
         routing = prepared.batch.routing
         expected = self.shape.layers, self.shape.chosen
         if routing is None or tuple(routing.shape[1:]) != expected:
-            found = "none" if routing is None else f"{tuple(routing.shape)}"
+            shape = f"(tokens, {expected[0]} layers, {expected[1]} chosen experts)"
             raise EngineError(
                 "A micro-batch has no routing to replay in this model.",
                 where="RaggedBatch.routing",
-                why=f"its shape must be (tokens, {expected[0]} layers, {expected[1]} experts), but it is {found}",
-                fix="before an update, score the micro-batches with this engine, and give them the routing in the "
-                "results (TokenOutputs.routing); or replay the routing of the rollout's responses",
+                why=f"its shape must be {shape}, but the batch has no routing"
+                if routing is None
+                else f"its shape must be {shape}, but it is {tuple(routing.shape)}",
+                fix="put the routing of the rollout's responses (Response.routing) into RaggedBatch.routing"
+                if self.from_rollout
+                else "score the micro-batches with this engine before the update, and put TokenOutputs.routing into "
+                "RaggedBatch.routing",
             )
         routers = self._chunks[chunk]
         weights = self._weights(prepared)

@@ -168,7 +168,7 @@ def _differences(bridge: Any, chunks: list[nn.Module], read: _Reading) -> Iterat
         if found != shapes[name]:
             differing.append(f"{name} has {found}, but the model needs {shapes[name]}")
     if differing:
-        yield f"{len(differing)} tensors have another shape: {listed(differing)}"
+        yield f"{len(differing)} tensors have a different shape: {listed(differing)}"
 
 
 def _refuse(directory: Path, *reasons: str) -> None:

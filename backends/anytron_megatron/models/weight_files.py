@@ -95,7 +95,7 @@ def _faults(directory: Path, config: Mapping[str, Any], *, scores: bool) -> Iter
     if differing:
         first = differing[0]
         message = (
-            f"{len(differing)} of {len(shapes)} tensors have another shape: {listed(differing)} "
+            f"{len(differing)} of {len(shapes)} tensors have a different shape: {listed(differing)} "
             f"({first} has {shapes[first]}, the config says {expected[first]})"
         )
         yield message, own
@@ -134,7 +134,9 @@ def _weight_map(directory: Path) -> dict[str, str]:
     index = read_object(directory / INDEX).get("weight_map")
     if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
         raise ConfigError(
-            f"The index {INDEX} is malformed.", why="its weight_map does not map each tensor to a file", fix=_DOWNLOAD
+            f"The index {INDEX} is malformed.",
+            why="its weight_map does not map each tensor to a file",
+            fix="copy or download this file again",
         )
     if outside := sorted(name for name in set(index.values()) if Path(name).name != name or "\0" in name):
         why = f"{outside[0]!r:.60} is not a plain file name, and weight files must be in the model directory itself"

@@ -125,7 +125,11 @@ class RandomCalls:
         self.seed()
 
     def initial_seed(self) -> int:
-        """Return the seed of the device's generator."""
+        """Return the seed of the device's generator.
+
+        Raises:
+            EngineError: The platform's runtime has no ``default_generator``, so the seed is unknown.
+        """
         seed: int = self._generators[0].initial_seed()
         return seed
 

@@ -176,12 +176,20 @@ def grpo(rewards: Tensor, normalize_std: bool) -> Tensor:
 
 
 def group_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) -> Advantages:
-    """Return, for every response token, its response's advantage in the group (``algorithm.advantage=grpo``)."""
+    """Return, for every response token, its response's advantage in the group (``algorithm.advantage=grpo``).
+
+    Raises:
+        DataError: The batch has no ``groups``.
+    """
     return Advantages(_of_responses(batch, rewards, partial(grpo, normalize_std=algorithm.normalize_std), "grpo"))
 
 
 def centred_group_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) -> Advantages:
-    """Return the advantages of GRPO without the standard deviation (``algorithm.advantage=dr_grpo``)."""
+    """Return the advantages of GRPO without the standard deviation (``algorithm.advantage=dr_grpo``).
+
+    Raises:
+        DataError: The batch has no ``groups``.
+    """
     del algorithm
     return Advantages(_of_responses(batch, rewards, partial(grpo, normalize_std=False), "dr_grpo"))
 
@@ -203,7 +211,11 @@ def rloo(rewards: Tensor) -> Tensor:
 
 
 def leave_one_out_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) -> Advantages:
-    """Return, for every response token, the advantage of :func:`rloo` (``algorithm.advantage=rloo``)."""
+    """Return, for every response token, the advantage of :func:`rloo` (``algorithm.advantage=rloo``).
+
+    Raises:
+        DataError: The batch has no ``groups``.
+    """
     del algorithm
     return Advantages(_of_responses(batch, rewards, rloo, "rloo"))
 
@@ -274,7 +286,11 @@ def gae(
 
 
 def critic_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) -> Advantages:
-    """Return the advantages of :func:`gae` with the critic's values, and the returns (``algorithm.advantage=gae``)."""
+    """Return the advantages of :func:`gae` with the critic's values, and the returns (``algorithm.advantage=gae``).
+
+    Raises:
+        DataError: The batch has no ``token_rewards`` or no ``values``.
+    """
     del rewards
     token_rewards = required(batch.token_rewards, "token_rewards", "gae")
     values, mask = required(batch.values, "values", "gae"), batch.response_mask
@@ -306,6 +322,9 @@ def return_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmS
 
     The return is ``R_t = r_t + gamma * R_{t+1}`` over the response's own tokens (arXiv:2501.03262, section 3.1). It is
     what generalized advantage estimation gives without values and with a lambda of 1.
+
+    Raises:
+        DataError: The batch has no ``token_rewards``.
     """
     del rewards
     token_rewards = required(batch.token_rewards, "token_rewards", "reinforce_plus_plus")
@@ -320,6 +339,9 @@ def returns_against_group(batch: RaggedBatch, rewards: Tensor, algorithm: Algori
 
     The group's mean is the baseline, and the standard deviation of the whole step is the scale. Dividing by the group's
     own deviation would amplify groups whose rewards hardly vary (arXiv:2501.03262, section 3.2).
+
+    Raises:
+        DataError: The batch has no ``groups``.
     """
     del algorithm
     centred = partial(grpo, normalize_std=False)

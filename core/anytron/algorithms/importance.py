@@ -51,6 +51,9 @@ def correct(tokens: PolicyTokens, shares: Tensor, algorithm: AlgorithmSection) -
         shares: float32 ``[T]``, each token's weight in metrics (``RaggedBatch.token_shares``).
         algorithm: Section ``algorithm`` of the configuration, with ``importance_correction``, ``importance_level``,
             ``importance_cap`` and ``importance_floor``.
+
+    Raises:
+        DataError: The tokens have no ``rollout_log_probs``.
     """
     drawn = required(tokens.rollout_log_probs, "rollout_log_probs", "algorithm.importance_correction")
     difference = tokens.old_log_probs.detach() - drawn

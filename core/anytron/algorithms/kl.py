@@ -121,6 +121,9 @@ def rewards_of_responses(rewards: Tensor, batch: RaggedBatch, algorithm: Algorit
 
     Returns:
         float32 ``[B]``.
+
+    Raises:
+        DataError: Rewards are penalised, and the batch has no ``old_log_probs`` or no ``reference_log_probs``.
     """
     if not penalizes_rewards(algorithm):
         return rewards
@@ -141,6 +144,9 @@ def rewards_of_tokens(rewards: Tensor, batch: RaggedBatch, algorithm: AlgorithmS
 
     Returns:
         float32 ``[T]``, 0 outside of responses.
+
+    Raises:
+        DataError: Rewards are penalised, and the batch has no ``old_log_probs`` or no ``reference_log_probs``.
     """
     per_token = place_at_end(rewards, batch.lengths, batch.response_mask)
     if penalizes_rewards(algorithm):
@@ -159,6 +165,9 @@ def kl_of_rewards(batch: RaggedBatch, algorithm: AlgorithmSection) -> Tensor:
 
     Returns:
         float32 ``[T]``, 0 outside of responses.
+
+    Raises:
+        DataError: The batch has no ``old_log_probs`` or no ``reference_log_probs``.
     """
     old = required(batch.old_log_probs, "old_log_probs", "algorithm.kl_placement: reward")
     reference = required(batch.reference_log_probs, "reference_log_probs", "algorithm.kl_placement: reward")
@@ -176,6 +185,9 @@ def kl_metrics(batch: RaggedBatch | None, algorithm: AlgorithmSection) -> dict[s
     Returns:
         ``kl/coefficient`` if ``kl_target`` is set. ``policy/kl``, the mean over response tokens, if there is a batch
         and the penalty is part of the reward.
+
+    Raises:
+        DataError: Rewards are penalised, and the batch has no ``old_log_probs`` or no ``reference_log_probs``.
     """
     metrics = {} if algorithm.kl_target is None else {"kl/coefficient": algorithm.kl_coefficient}
     if batch is not None and penalizes_rewards(algorithm):
@@ -212,6 +224,9 @@ def reverse_kl(batch: RaggedBatch) -> Tensor:
 
     Returns:
         float32 ``[T]`` in nats, of either sign; 0 outside of responses.
+
+    Raises:
+        DataError: The batch has no ``old_log_probs`` or no ``teacher_log_probs``.
     """
     old = required(batch.old_log_probs, "old_log_probs", "teacher")
     teacher = required(batch.teacher_log_probs, "teacher_log_probs", "teacher")
@@ -219,7 +234,11 @@ def reverse_kl(batch: RaggedBatch) -> Tensor:
 
 
 def teacher_metrics(batch: RaggedBatch | None) -> dict[str, float]:
-    """Compute how far the step's policy is from its teacher; empty without a teacher, or if the step is skipped."""
+    """Compute how far the step's policy is from its teacher; empty without a teacher, or if the step is skipped.
+
+    Raises:
+        DataError: The batch has ``teacher_log_probs``, but no ``old_log_probs``.
+    """
     if batch is None or batch.teacher_log_probs is None:
         return {}
     return {"policy/teacher_kl": reverse_kl(batch)[batch.response_mask].mean().item()}

@@ -108,6 +108,7 @@ def with_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSec
 
     Raises:
         DataError: The estimator raises, or returns an invalid value.
+        ConfigError: The estimator does not exist, or cannot be imported.
     """
     estimate = load_advantage(algorithm)
     shown = batch

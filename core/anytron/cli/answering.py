@@ -55,11 +55,12 @@ def check_keys(overrides: Sequence[str], command: str) -> None:
     """
     for one in overrides:
         if not one.startswith((*OF_ANSWERS, *OF_EXPORT)):
-            sections = ", ".join(sorted({key.split(".")[0] for key in (*OF_ANSWERS, *OF_EXPORT)}))
+            *most, last = sorted({key[:-1] for key in (*OF_ANSWERS, *OF_EXPORT) if key.endswith(".")})
+            sections = f"{', '.join(most)} and {last}"
             raise ConfigError(
                 f"{command} does not use this key.",
                 where=one,
-                why=f"only keys of these sections can have an effect: {sections}",
+                why=f"only data.chat_template_kwargs and keys of the sections {sections} can have an effect",
                 fix="remove this key; options of the command begin with --, for example --max-new-tokens",
             )
 

@@ -162,8 +162,9 @@ def _model_of_run(run: Path) -> FoundModel:
         "The run has not saved a model yet.",
         where=str(run),
         why=f"there is neither {EXPORTED}/, which is written after the last step, nor a complete checkpoint",
-        fix="wait for the run's first checkpoint (checkpoint.every_steps, checkpoint.every_minutes); if the run has "
-        "ended, start it again with checkpoint.keep=1: the state is then saved after its last step",
+        fix="wait for the run's first checkpoint (checkpoint.every_steps, checkpoint.every_minutes); if the run was "
+        "interrupted, continue it with resume=auto and checkpoint.keep=1; if it has ended, train it again with "
+        "trainer.overwrite=true and checkpoint.keep=1",
     )
 
 
@@ -244,21 +245,33 @@ def check_tokenizer(directory: Path, overrides: Sequence[str], command: str = "a
 
 
 def context_length(directory: Path) -> int | None:
-    """Read how many tokens a model can see, from its ``config.json``; None if the file does not say."""
+    """Read how many tokens a model can see, from its ``config.json``; None if the file does not say.
+
+    Raises:
+        ConfigError: ``config.json`` is missing or malformed.
+    """
     fields = _fields(directory)
     length = fields.get("max_position_embeddings", fields.get("n_positions"))
     return length if isinstance(length, int) else None
 
 
 def stored_dtype(directory: Path) -> str:
-    """Return the dtype to compute a model in if its run is not known: bfloat16 for 16-bit weights, else float32."""
+    """Return the dtype to compute a model in if its run is not known: bfloat16 for 16-bit weights, else float32.
+
+    Raises:
+        ConfigError: ``config.json`` is missing or malformed.
+    """
     fields = _fields(directory)
     dtype = fields.get("dtype", fields.get("torch_dtype"))
     return "bfloat16" if dtype in ("bfloat16", "float16") else "float32"
 
 
 def takes_images(directory: Path) -> bool:
-    """Whether the model of a directory has a vision tower."""
+    """Whether the model of a directory has a vision tower.
+
+    Raises:
+        ConfigError: ``config.json`` is missing or malformed.
+    """
     return "vision_config" in read_config(directory)
 
 

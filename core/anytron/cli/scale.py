@@ -30,8 +30,8 @@ def ask_for_replicas(path: Path, count: int) -> str:
         What the run will do, in a sentence.
 
     Raises:
-        ConfigError: ``path`` is not the directory of a run, the run has ended, it has no rollout replicas, or it has no
-            work for so many.
+        ConfigError: ``path`` is not the directory of a run, the run has ended, it has no rollout replicas, or a step
+            has fewer than ``count`` responses.
     """
     run = Run(path)
     if run.record is None or run.state not in (State.GOING, State.UNKNOWN):
@@ -55,7 +55,7 @@ def ask_for_replicas(path: Path, count: int) -> str:
             "This run has no rollout replicas.",
             where=str(run.path),
             why="it generates no responses" if config.supervised else "its training ranks generate the responses",
-            fix="choose a run with rollout processes: rollout.engine=transformers or vllm",
+            fix="give the directory of a run of reinforcement learning whose rollout.engine is transformers or vllm",
         )
     check_number(count, most_replicas(config))
     try:

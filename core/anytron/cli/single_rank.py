@@ -129,7 +129,11 @@ def write_model(
 
 
 def checkpoint_config(checkpoint: Checkpoint) -> RunConfig:
-    """The configuration of the run that wrote a checkpoint."""
+    """The configuration of the run that wrote a checkpoint.
+
+    Raises:
+        CheckpointError: The checkpoint's state is damaged, or this version of Anytron refuses its configuration.
+    """
     try:
         return RunConfig.model_validate(checkpoint.state().config)
     except ValidationError as error:

@@ -91,7 +91,7 @@ class AlgorithmSection(Section):
     are missing after the last round, the step has fewer groups, and a warning says so; if all are, it has no signal."""
     max_steps_without_signal: int = Field(20, ge=1)
     """A step that has no token to train on is skipped: no group with signal for ``dynamic_sampling``, every response
-    masked, failed or empty. The run ends after so many such steps in a row."""
+    masked, failed or empty. The run ends after this number of such steps in a row."""
     overlong_buffer: int | None = Field(None, ge=1)
     """Subtract a penalty from the reward of a response that ends in this many last tokens before
     ``rollout.max_new_tokens``: it grows from 0 to ``overlong_penalty`` at the limit (soft overlong punishment of DAPO).

@@ -106,6 +106,9 @@ def read_stages(path: Path, overrides: Sequence[str] = ()) -> dict[str, tuple[Ru
 
     Returns:
         The stages by name, in the order of training; for a file without stages, the run itself under the name "".
+
+    Raises:
+        ConfigError: As :func:`read_config`, or the key ``stage`` names one of the stages.
     """
     try:
         values, places = _read_values(path, overrides)
@@ -145,12 +148,15 @@ def _read_values(path: Path, overrides: Sequence[str]) -> tuple[dict[Any, Any], 
     try:
         values = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        key = _dotted(str(error.full_key or ""))
+        key, why = _dotted(str(error.full_key or "")), str(error.msg or error).splitlines()[0]
+        variable = re.search(r"Environment variable '([^']*)' not found", why)
         raise ConfigError(
             f"{key or 'The configuration'} cannot be resolved.",
             where=places.of(key),
-            why=str(error.msg or error).splitlines()[0],
-            fix="set the key, or refer to a key that exists: ${section.key}",
+            why=why,
+            fix="set the key, or refer to a key that exists: ${section.key}"
+            if variable is None
+            else f"set the environment variable {variable[1]}, or write the value itself",
         ) from error
     if is_too_deep(values):
         raise _too_deep(str(path))
@@ -166,7 +172,10 @@ def _secrets_in_public_keys(secret: Iterable[str]) -> Iterator[Diagnostic]:
                 "the value of this key comes from an environment variable, and would be written to files of the run "
                 "that other users can read"
             )
-            fix = "if it is not a secret, write the value itself; read a secret from the environment in your own code"
+            fix = (
+                "if the value is not a secret, write it here in place of ${oc.env:...}; if it is, remove this key, and "
+                "read the variable in your own code (a reward, a source of prompts)"
+            )
             yield Diagnostic("error", key, message, fix)
 
 

@@ -181,7 +181,7 @@ class TrainerSection(Section):
     were, and its mini-batch is saved for ``anytron replay``. ``stop`` ends the run, ``skip`` continues with the next
     update."""
     max_skipped_updates: int = Field(10, ge=1)
-    """``skip``: so many updates of a model in a row may be skipped; one more ends the run."""
+    """``skip``: this number of updates of a model in a row may be skipped; one more ends the run."""
     profile: ProfileSection | None = None
     """Record some steps with torch's profiler; keys below."""
 
@@ -190,9 +190,9 @@ class CheckpointSection(Section):
     """When the state of training is saved for ``resume``; besides these times, it is saved after the last step."""
 
     every_steps: int | None = Field(None, ge=1)
-    """Save after every so many steps."""
+    """Save after each step whose number is a multiple of this one."""
     every_minutes: float | None = Field(30.0, gt=0.0)
-    """Save when so many minutes have passed since the last save. With ``every_steps``, whichever comes first."""
+    """Save when this number of minutes has passed since the last save. With ``every_steps``, whichever comes first."""
     keep: int = Field(2, ge=0)
     """Number of checkpoints that are kept, the newest ones; 0 = no checkpoint is written."""
     asynchronous: bool = Field(True, alias="async")

@@ -142,14 +142,15 @@ class RunConfig(Section):
         if coefficient > 0.0 and self.teacher is None:
             raise ValueError("algorithm.distillation_coefficient needs a teacher: add a section teacher with its path")
         if self.teacher is not None and coefficient == 0.0 and ":" not in advantage:
+            other = "" if advantage == "none" else ", or remove the section teacher"
             raise ValueError(
-                "teacher has no effect with algorithm.distillation_coefficient=0: set a value (1 is usual with "
-                "algorithm.advantage=none), or remove teacher"
+                "teacher has no effect with algorithm.distillation_coefficient=0: set this key above 0 (1 is usual "
+                f"with algorithm.advantage=none){other}"
             )
         if advantage == "none" and coefficient == 0.0:
             raise ValueError(
-                "with algorithm.advantage=none rewards have no effect: set a teacher and "
-                "algorithm.distillation_coefficient, or another algorithm.advantage"
+                "with algorithm.advantage=none rewards have no effect: add a section "
+                "teacher and set algorithm.distillation_coefficient above 0, or set a different algorithm.advantage"
             )
         return self
 
@@ -198,8 +199,8 @@ class RunConfig(Section):
         if algorithm.dynamic_sampling and ours and not algorithm.compares_a_group:
             raise ValueError(
                 "algorithm.dynamic_sampling drops groups whose rewards are all equal, but "
-                f"algorithm.advantage={algorithm.advantage} learns from them: set algorithm.advantage=grpo, or "
-                "remove algorithm.dynamic_sampling"
+                f"algorithm.advantage={algorithm.advantage} learns from them: remove algorithm.dynamic_sampling, or "
+                f"set algorithm.advantage=grpo{'' if self.critic is None else ' and remove the section critic'}"
             )
         if algorithm.overlong_buffer is None:
             return self

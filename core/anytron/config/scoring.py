@@ -127,7 +127,7 @@ class ValidationSection(Section):
     sets: list[ValidationSetSection] = Field(min_length=1)
     """The sets of prompts; keys below."""
     every_steps: int | None = Field(None, ge=1)
-    """Validate after every so many steps."""
+    """Validate after each step whose number is a multiple of this one."""
     before_training: bool = False
     """Validate before the first step."""
     metric: str | None = None
@@ -140,7 +140,7 @@ class ValidationSection(Section):
     """Save a checkpoint when ``metric`` is better than in all earlier validations, and keep it in addition to the
     newest ones; ``checkpoints/best`` names it."""
     patience: int | None = Field(None, ge=1)
-    """End the run after so many validations in a row in which ``metric`` did not become better; null = never."""
+    """End the run after this number of validations in a row in which ``metric`` did not become better; null = never."""
     min_delta: float = Field(0.0, ge=0.0)
     """``patience``: the smallest change that counts as better."""
 
@@ -154,7 +154,9 @@ class ValidationSection(Section):
         names = [one.name for one in self.sets]
         if len(set(names)) < len(names):
             twice = ", ".join(sorted({name for name in names if names.count(name) > 1}))
-            raise ValueError(f"validation.sets: {twice} names more than one set: give each set another name")
+            raise ValueError(
+                f"validation.sets: these names occur more than once: {twice}; give each set a different name"
+            )
         known = [name for one in self.sets for name in (one.mean_metric, *map(one.pass_metric, one.pass_at))]
         known += [one.loss_metric for one in self.sets]
         if self.metric is not None and self.metric not in known:

@@ -75,7 +75,7 @@ class _Stages(Section):
     def _possible(self) -> _Stages:
         names = [one.name for one in self.stages]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"two stages have the same name: {', '.join(twice)}")
+            raise ValueError(f"two stages have the same name: {', '.join(twice)}; give each stage a different name")
         return self
 
 

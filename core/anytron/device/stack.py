@@ -77,6 +77,7 @@ class DeviceStack:
 
         Raises:
             ConfigError: The platform lacks a feature; the error has the platform's reason.
+            HookContractError: The platform's ``limits()`` returned something other than limits.
         """
         if refused := declined(self.platform, asked):
             raise ConfigError(

@@ -35,9 +35,10 @@ CHUNK = 64
 
 
 def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
-    """Divide by the Euclidean length over the last dimension, ``x / sqrt(sum(x^2) + eps)``, in float32 at least.
+    """Divide by the Euclidean length over the last dimension: ``x / sqrt(sum(x^2) + eps)``.
 
-    Same as ``l2norm`` of flash-linear-attention and Hugging Face; 0 stays 0 and has a finite gradient.
+    It is computed in float32 or wider, and returned in the type of ``x``. Same as ``l2norm`` of flash-linear-attention
+    and Hugging Face; 0 stays 0 and has a finite gradient.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return (wide * torch.rsqrt(wide.square().sum(dim=-1, keepdim=True) + eps)).to(x.dtype)

@@ -145,7 +145,12 @@ class SharedPrompts:
 
     @classmethod
     def of(cls, pieces: Pieces, layout: SequenceLayout) -> SharedPrompts:
-        """Plan shared prompts for a layout of the pieces, which must be packed, unsharded, and on the host."""
+        """Map a layout of the pieces to the keys of each piece, and the pieces' tokens to those of the sequences.
+
+        Args:
+            pieces: The pieces, on the host.
+            layout: Layout of the pieces: packed, not split over context-parallel ranks, and on the host.
+        """
         own = torch.arange(int(pieces.lengths[: pieces.prefixes].sum()))
         ends = torch.cumsum(pieces.starts + pieces.lengths, 0)
         return cls(

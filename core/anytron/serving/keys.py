@@ -47,11 +47,17 @@ def variable_key() -> str | None:
         ConfigError: The key cannot be used.
     """
     given = os.environ.pop(KEY_VARIABLE, None)
-    return None if given is None else check_key(given.strip(), KEY_VARIABLE)
+    fix = f"set a new key: export {KEY_VARIABLE}=$(python -c 'import secrets; print(secrets.token_urlsafe(32))')"
+    return None if given is None else check_key(given.strip(), KEY_VARIABLE, fix)
 
 
-def check_key(key: str, where: str) -> str:
+def check_key(key: str, where: str, fix: str) -> str:
     """Check a key that the user has chosen.
+
+    Args:
+        key: The key.
+        where: The variable or the file that holds it, for the error.
+        fix: How to write a new key there, for the error.
 
     Raises:
         ConfigError: The key is too short, or has a character that HTTP headers cannot have. The error does not show the
@@ -62,7 +68,7 @@ def check_key(key: str, where: str) -> str:
             "The server's key cannot be used.",
             where=where,
             why=f"a key has {SHORTEST} to 512 visible ASCII characters and no spaces",
-            fix="make a key: python -c 'import secrets; print(secrets.token_urlsafe(32))'",
+            fix=fix,
         )
     return key
 
@@ -75,6 +81,7 @@ def read_key(path: Path) -> str:
             cannot be used.
     """
     file = quote(str(path))
+    new = f"(umask 077; openssl rand -hex 32 > {file})"
     try:
         status, data = _opened(path)
         key = data.decode("ascii").strip()
@@ -82,14 +89,15 @@ def read_key(path: Path) -> str:
         if isinstance(error, OSError) and (known := exhausted(error, str(path))) is not None:
             raise known from error
         why = "it is not ASCII text" if isinstance(error, UnicodeDecodeError) else str(error)
-        fix = f"write a key into the file: (umask 077; openssl rand -hex 32 > {file})"
+        fix = f"write a new key into the file: {new}"
         raise ConfigError("The file with the server's key cannot be read.", where=str(path), why=why, fix=fix) from None
     if status.st_uid != os.geteuid():
         raise ConfigError(
             "The file with the server's key belongs to another user.",
             where=str(path),
             why=f"its owner is the user {status.st_uid}, and this is the user {os.geteuid()}",
-            fix="write a key into a file of yours: (umask 077; openssl rand -hex 32 > FILE)",
+            fix="write a key into a new file: (umask 077; openssl rand -hex 32 > FILE); and name that file with "
+            "--key-file or rollout.endpoint.key_file",
         )
     mode = status.st_mode
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
@@ -99,7 +107,7 @@ def read_key(path: Path) -> str:
             why=f"its permissions are {stat.S_IMODE(mode):03o}",
             fix=f"make the file private, with a new key: chmod 600 {file} && openssl rand -hex 32 > {file}",
         )
-    return check_key(key, str(path))
+    return check_key(key, str(path), f"write a new key into the file: {new}")
 
 
 def _opened(path: Path) -> tuple[os.stat_result, bytes]:

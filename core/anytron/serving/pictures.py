@@ -55,7 +55,10 @@ def check_image(part: Mapping[str, Any], role: str, where: str) -> None:
         Refusal: The role has no images, or the URL is not a ``data:`` URL of an image in base64.
     """
     if role not in ROLES:
-        raise Refusal(400, "invalid_image", f"{where}: messages of the role {role} have no images.", where)
+        text = (
+            f"{where}: a message of the role {role} must not contain images; send them in one of the role user or tool."
+        )
+        raise Refusal(400, "invalid_image", text, where)
     image = part.get("image_url")
     url = image.get("url") if isinstance(image, dict) else None
     if not isinstance(image, dict) or not isinstance(url, str):

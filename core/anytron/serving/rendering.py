@@ -68,11 +68,19 @@ class Renderer:
             raise
 
     async def text(self, text: str) -> tuple[int, ...]:
-        """Tokenise a text as it is, after the special tokens with which the tokenizer begins a text."""
+        """Tokenise a text as it is, after the special tokens with which the tokenizer begins a text.
+
+        Raises:
+            Refusal: It cannot be tokenised, or the confined process has ended.
+        """
         return await self._tokens(("text", text))
 
     async def prompt(self, conversation: Conversation) -> tuple[int, ...]:
-        """Tokenise a whole conversation, up to the beginning of the assistant's answer."""
+        """Tokenise a whole conversation, up to the beginning of the assistant's answer.
+
+        Raises:
+            Refusal: It cannot be tokenised, or the confined process has ended.
+        """
         return await self._tokens(("prompt", conversation))
 
     async def continuation(self, conversation: Conversation, covered: int, last: int | None) -> tuple[int, ...]:
@@ -85,7 +93,8 @@ class Renderer:
                 turn ended without one.
 
         Raises:
-            Refusal: Because of the later messages, the template renders the earlier ones in another way than before.
+            Refusal: Because of the later messages, the template renders the earlier ones in another way than before; or
+                the conversation cannot be tokenised; or the confined process has ended.
         """
         return await self._tokens(("continuation", conversation, covered, last))
 
@@ -172,7 +181,8 @@ def prompt_tokens(tokenizer: Any, template: Mapping[str, Any], conversation: Con
 
     Args:
         tokenizer: A Hugging Face tokenizer with a chat template.
-        template: Further arguments of the template, before those of the conversation.
+        template: Keyword arguments of the chat template; the conversation's own (``conversation.template``) override
+            them.
         conversation: The conversation.
 
     Raises:

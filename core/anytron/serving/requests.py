@@ -201,16 +201,16 @@ def sampling_of(
     Raises:
         Refusal: The answer would not fit into the model's context.
     """
-    asked = body.max_tokens
+    asked, name = body.max_tokens, "max_tokens"
     if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
-        asked = body.max_completion_tokens
+        asked, name = body.max_completion_tokens, "max_completion_tokens"
     if asked is not None and most is not None:
         asked = min(asked, most)
     if longest < 1 or (asked is not None and asked > longest):
         why = f"{max(longest, 0)} tokens of the model's context are left after the prompt"
-        wanted = "an answer" if asked is None else f"the {asked} tokens that max_tokens asks for"
-        fix = "shorten the prompt" if longest < 1 else "lower max_tokens"
-        raise Refusal(400, "context_length_exceeded", f"There is no room for {wanted}: {why}; {fix}.", "max_tokens")
+        wanted = "an answer" if asked is None else f"an answer of {asked} tokens"
+        fix = "shorten the prompt" if longest < 1 else f"lower {name}"
+        raise Refusal(400, "context_length_exceeded", f"There is no room for {wanted}: {why}; {fix}.", name)
     found = replace(default, max_new_tokens=min(default.max_new_tokens, longest) if asked is None else asked)
     if body.temperature == 0:  # log-probs stay those of the model at temperature 1
         found = replace(found, temperature=1.0, top_k=1, top_p=1.0)

@@ -102,7 +102,11 @@ class Asked:
     shown: ImagePatches | None = None
 
     def size(self, count: int) -> int:
-        """Return the bytes, at most, of the prompt and of so many answers, which the session is to record."""
+        """Return an upper bound on the bytes that a session needs to record the prompt and its answers.
+
+        Args:
+            count: Number of answers; each is counted at its full length.
+        """
         earlier = () if self.before is None else (turn.images for turn in self.before.path())
         answered = self.sampling.max_new_tokens
         turn = bytes_of_turn(len(self.given), answered, TOKEN * answered, self.shown)
@@ -312,7 +316,8 @@ class Service:
         """Refuse to continue a turn with an image token that the model wrote: engines would look for the image."""
         vision = self.model.vision
         if vision is not None and vision.stands_for_pictures(before.response.tokens):
-            why = "in its last answer the model wrote the token of an image or a video, to which no picture belongs"
+            why = "in its last answer the model wrote the token of an image or a video, to which no picture belongs; "
+            why += "begin another session"
             raise Refusal(409, "image_token_written", f"The conversation cannot be continued: {why}.", "messages")
 
     def _check(self, body: Common) -> None:

@@ -108,14 +108,14 @@ def probe_and_runtime(subject: Subject, case: Case) -> None:
         if not isinstance(probe, Probe) or probe.availability is not Availability.USABLE:
             raise Broken("The probe says that the device is not usable, but this process uses it.", f"{probe}")
     if probes[0] != probes[1]:
-        raise Broken("The probe gives another answer at the second call.", f"{probes[0]}, then {probes[1]}")
+        raise Broken("The probe gives a different answer at the second call.", f"{probes[0]}, then {probes[1]}")
     if subject.platform.runtime() is not subject.runtime:
         raise Broken("runtime() makes a new object at each call.")
     runtime, here = subject.runtime, subject.runtime.current_device()
     if not isinstance(here, torch.device):
         raise Broken("current_device() does not return a torch.device.", f"{here!r}")
     if here.type != runtime.device_type:
-        raise Broken("The current device has another type than the runtime.", f"{here}, {runtime.device_type}")
+        raise Broken("The current device has a different type than the runtime.", f"{here}, {runtime.device_type}")
     count = runtime.device_count()
     if not isinstance(count, int):
         raise Broken("device_count() does not return a number.", f"{count!r}")
@@ -143,7 +143,7 @@ def says_what_it_is(subject: Subject, case: Case) -> None:
     limits_of(platform)
     check_requirements(subject.hooks)
     if type(platform)().name != platform.name:
-        raise Broken("A second object of the platform's class has another name.")
+        raise Broken("A second object of the platform's class has a different name.")
 
 
 @rule("ranks-own-devices", "device", "Each rank computes on the device that set_device gave it.", limit_s=360.0)
@@ -200,5 +200,5 @@ def dtypes_compute(subject: Subject, case: Case) -> None:
     one, other = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
     found = compute(one.to(subject.device), other.to(subject.device))
     if found.dtype != dtype:
-        raise Broken(f"{what} has another dtype.", f"{found.dtype} of operands in {dtype}")
+        raise Broken(f"{what} has a different dtype.", f"{found.dtype} of operands in {dtype}")
     assert_close(found, compute(one.double(), other.double()), what, dtype=dtype)

@@ -51,7 +51,7 @@ def rng_round_trip(subject: Subject, case: Case) -> None:
         raise Broken("Drawing numbers changes a state that was saved before: it is not a copy.")
     runtime.set_rng_state(state)
     if not torch.equal(runtime.get_rng_state(), kept):
-        raise Broken("After a state is set, reading it gives another state.")
+        raise Broken("After a state is set, reading it gives a different state.")
     if not torch.equal(draw(subject.device), first):
         raise Broken("Other numbers were drawn after the state was restored.")
 

@@ -220,7 +220,7 @@ def undisturbed(subject: Subject, case: Case) -> None:
     called.differentiate()
     for (name, state), was in zip(states, before, strict=True):
         if not torch.equal(state(), was):
-            raise Broken(f"The {name} has another state after the kernel was called.")
+            raise Broken(f"The {name} has a different state after the kernel was called.")
 
 
 @rule(

@@ -320,5 +320,5 @@ def adam(subject: Subject, case: Case) -> None:
         names = ("parameter", "first moment", "second moment")
         for name, one, right, kept in zip(names, found, wanted, dtypes, strict=True):
             if one.dtype != kept:
-                raise Broken(f"A {name} has another dtype afterwards.", f"it is {one.dtype}, expected {kept}")
+                raise Broken(f"A {name} has a different dtype afterwards.", f"it is {one.dtype}, expected {kept}")
             assert_close(one, right, f"The {name} of shape {list(PARAMETER_SHAPES[index])}", dtype=kept)

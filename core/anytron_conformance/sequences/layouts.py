@@ -187,7 +187,8 @@ def _compare(subject: Subject, layout: SequenceLayout, shape: tuple[int, ...]) -
     found = subject.hooks.postprocess_output(output, layout)
     if found.dtype != flat.dtype or found.shape != flat.shape:
         raise Broken(
-            "The values have another dtype or shape.", f"{found.dtype} {tuple(found.shape)}, not {tuple(flat.shape)}"
+            "The values have a different dtype or shape.",
+            f"{found.dtype} {tuple(found.shape)}, not {tuple(flat.shape)}",
         )
     if not torch.equal(found, flat):
         wrong = int((found != flat).reshape(total, -1).any(-1).nonzero()[0])

@@ -7,7 +7,7 @@ import importlib
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,8 @@ SUPPORTED = ">=2.0,<3"
 resolved with 2.9 to 2.11."""
 
 INSTALL = "pip install --no-build-isolation 'anytron[cuda,te]'"
+REBUILD = "pip install --no-build-isolation --no-deps --no-cache-dir --force-reinstall transformer-engine-torch=="
+"""The part of Transformer Engine that is built for the installed torch; pip would leave an installed one as it is."""
 
 IMPORT_S = 300.0
 """Seconds that an import may take, from a slow disk."""
@@ -55,11 +57,22 @@ class Library:
         """Why models cannot be built with Transformer Engine; empty if they can."""
         if self.version is None:
             return "Transformer Engine is not installed"
-        if not SpecifierSet(SUPPORTED).contains(self.version, prereleases=True):
+        if not self._supported:
             return f"Transformer Engine {self.version} is installed, but only {SUPPORTED} is supported"
         if self.broken:
             return f"Transformer Engine {self.version} is installed and cannot be imported: {self.broken}"
         return ""
+
+    @property
+    def remedy(self) -> str:
+        """How to get a Transformer Engine that can be used."""
+        if self._supported and self.broken:
+            return f"rebuild it for the installed torch: {REBUILD}{self.version}"
+        return f"build it for the installed torch: {INSTALL}"
+
+    @property
+    def _supported(self) -> bool:
+        return self.version is not None and SpecifierSet(SUPPORTED).contains(self.version, prereleases=True)
 
 
 def choose_modules(wanted: Modules, library: Library, *, against: str = "") -> Decision:
@@ -83,7 +96,7 @@ def choose_modules(wanted: Modules, library: Library, *, against: str = "") -> D
             "Transformer Engine cannot be used.",
             where=f"{OPTION}={wanted}",
             why=obstacle,
-            fix=f"build it for the installed torch: {INSTALL}; or set {OPTION}={PORTABLE}",
+            fix=f"{library.remedy}; or set {OPTION}={PORTABLE}",
         )
     if obstacle:
         return Decision("modules", PORTABLE, obstacle)
@@ -115,11 +128,12 @@ def import_transformer_engine() -> None:
         importlib.import_module(PACKAGE)
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         # Undefined symbols are ImportErrors or OSErrors; Transformer Engine checks what it finds with RuntimeErrors.
+        here = replace(transformer_engine(imported=False), broken=str(error))
         raise PlatformError(
             "Transformer Engine cannot be imported.",
             where="platform cuda",
             why=f"{type(error).__name__}: {error}",
-            fix=f"build it for the installed torch: {INSTALL}; or set {OPTION}={PORTABLE}",
+            fix=f"{here.remedy}; or set {OPTION}={PORTABLE}",
         ) from error
 
 

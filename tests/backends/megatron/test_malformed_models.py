@@ -234,7 +234,7 @@ CASES = {
     "hidden_size is infinite": (text("hidden_size", "1e999"), ""),  # the later, sound entry wins
     "vocab_size is text": (fields(vocab_size="128"), "vocab_size: it must be"),
     "vocab_size is negative": (fields(vocab_size=-5), "vocab_size: it must be"),
-    "vocab_size of another model": (fields(vocab_size=64), "tensors have another shape"),
+    "vocab_size of another model": (fields(vocab_size=64), "tensors have a different shape"),
     "context is text": (fields(max_position_embeddings="long"), "max_position_embeddings: it must be"),
     "context is a list": (fields(max_position_embeddings=[1]), "max_position_embeddings: it must be"),
     "text_config is null": (fields(text_config=None), ""),
@@ -269,7 +269,7 @@ CASES = {
     "a shape is a number": (first("shape", 5), "its header cannot be read.*5 is not a list of sizes"),
     "a shape is negative": (first("shape", [-1, 2]), "is not a list of sizes"),
     "a shape has text": (first("shape", ["1"]), "is not a list of sizes"),
-    "a shape is another": (first("shape", [1, 2]), "1 of .* tensors have another shape"),
+    "a shape is another": (first("shape", [1, 2]), "1 of .* tensors have a different shape"),
     "offsets are text": (first("data_offsets", ["0", "9"]), "is not a list of sizes"),
     "offsets are one": (first("data_offsets", [0]), "its header cannot be read"),
     "offsets lie behind the end": (first("data_offsets", [0, 10**12]), "its header requires"),

@@ -109,6 +109,7 @@ def test_the_environment_of_rollout_python_counts(tmp_path):
     ((_, key, text),) = found(python=str(python))
     assert key == "rollout.engine"
     assert f"not installed in the environment of {python}" in text
+    assert text.endswith(f"- {python} -m pip install 'anytron[vllm]'")
     (site,) = (tmp_path / "venv").glob("lib/python3*/site-packages")
     install(site, "0.32.1")
     assert find_installation(str(python)).version == "0.32.1"

@@ -333,7 +333,7 @@ def test_a_directory_without_tokenizer_is_not_given_an_empty_one(copy, refused):
         ((), {"max_new_tokens": 64}, "the model's context, which has 64 tokens"),
         (("rollout.engine=megatron",), {}, "it generates on the training ranks"),
         (("rollout.engine=nobody_has_it",), {}, "the installed distributions offer"),
-        (("trainer.total_steps=3",), {}, "keys of these sections can have an effect"),
+        (("trainer.total_steps=3",), {}, "rollout can have an effect"),
         ((), {"system": "hello", "plain": True}, "--plain leaves out the chat template"),
     ],
 )

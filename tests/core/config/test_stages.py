@@ -120,7 +120,7 @@ def test_a_mistake_has_the_place_of_the_stage_or_of_the_file(write):
     ("change", "message"),
     [
         (("- name: grpo", "- nam: grpo"), "unknown key 'nam' in stages.1"),
-        (("- name: grpo", "- name: sft"), "two stages have the same name: sft"),
+        (("- name: grpo", "- name: sft"), "two stages have the same name: sft; give each stage a different name"),
         (("- name: grpo", "- name: ../grpo"), "stages.1.name"),
         (("trainer: {total_steps: 30}", "model: {path: other}"), "unknown key 'model' in stages.1"),
         (("total_steps: 30", "output_dir: other"), "stages.1.trainer.output_dir"),

@@ -76,7 +76,7 @@ def test_without_more_the_mean_of_the_first_set_decides(load):
         ("validation.sets[0].pass_at=[0]", r"pass_at=\[0\]"),
         ("validation.sets[0].pass_at=[2, 2]", r"different numbers"),
         ("validation.sets[1].pass_at=[2]", r"samples_per_prompt=1"),
-        ("validation.sets[1].name=hard", r"hard names more than one set"),
+        ("validation.sets[1].name=hard", r"more than once: hard; give each"),
         ("validation.sets[1].name=a/b", r"should match pattern"),
         ("validation.sets[1].name=../up", r"should match pattern"),
         ("validation.sets=[]", r"at least 1 item"),

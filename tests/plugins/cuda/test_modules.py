@@ -52,7 +52,8 @@ def test_one_that_is_named_and_cannot_be_used_is_an_error(library):
         "platform.options.modules=transformer_engine",
     )
     assert error.why == Library(**library).obstacle
-    assert "--no-build-isolation 'anytron[cuda,te]'" in error.fix
+    again = "--no-deps --no-cache-dir --force-reinstall transformer-engine-torch==2.9.0;"
+    assert (again if library is BROKEN else "--no-build-isolation 'anytron[cuda,te]';") in error.fix
     assert "platform.options.modules=portable" in error.fix
 
 
@@ -112,3 +113,14 @@ def test_a_training_rank_refuses_what_cannot_be_imported(install):
     with pytest.raises(PlatformError, match="Transformer Engine cannot be imported") as caught:
         import_transformer_engine()
     assert caught.value.why == "OSError: libcudart.so.12: cannot open shared object file"
+    assert "--force-reinstall transformer-engine-torch==2.9.0;" in caught.value.fix
+
+
+def test_a_training_rank_without_it_is_told_to_install_it(monkeypatch):
+    from anytron_cuda import modules
+
+    monkeypatch.setattr(modules, "PACKAGE", "missing_transformer_engine")
+    monkeypatch.setattr(modules, "DISTRIBUTION", "missing-transformer-engine")
+    with pytest.raises(PlatformError) as caught:
+        modules.import_transformer_engine()
+    assert "--no-build-isolation 'anytron[cuda,te]';" in caught.value.fix

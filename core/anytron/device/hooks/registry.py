@@ -127,7 +127,7 @@ def _refuse_unmarked(plugin: object, hook: str, name: str) -> None:
             f"Plugin '{name}' has a function {hook} without the marker hookimpl.",
             where=f"plugin {name}, {_location(function)}",
             why=f"{hook} is the name of a hook, and an implementation without the marker is never called",
-            fix="mark it with @anytron.hookimpl, or give it another name if it is not meant for the hook",
+            fix="mark it with @anytron.hookimpl, or give it a different name if it is not meant for the hook",
         )
 
 

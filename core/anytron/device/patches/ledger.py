@@ -212,7 +212,7 @@ class Ledger:
                 f"Two patches are called {patch.id}.",
                 where=f"owners {twin.owner} and {patch.owner}",
                 why="the id of a patch is its name in records, so it must be unique",
-                fix="give one of the patches another id",
+                fix="give one of the patches a different id",
             )
         if self._reached is not None and _PHASES.index(patch.phase) < _PHASES.index(self._reached):
             raise PatchError(

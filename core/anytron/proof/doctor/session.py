@@ -64,7 +64,11 @@ def examine_environment(subject: Subject) -> Iterator[Result]:
 
 
 def examine_patches(subject: Subject) -> Iterator[Result]:
-    """Yield for each patch of third-party code whether it applies to the installed versions, and why."""
+    """Yield for each patch of third-party code whether it applies to the installed versions, and why.
+
+    Raises:
+        PatchError: Two owners patch one target, or an id is used twice.
+    """
     rows = planned_patches(subject.opened, engine=subject.engine, rollout_engine=subject.rollout)
     for identifier in dict.fromkeys(row["id"] for row in rows):
         yield _patch(identifier, [row for row in rows if row["id"] == identifier])
@@ -91,7 +95,11 @@ def examine_plugins(subject: Subject) -> Iterator[Result]:
 
 
 def examine_platform(subject: Subject) -> Iterator[Result]:
-    """Yield the active platform and why it was chosen, its decisions, and the hidden packages of other devices."""
+    """Yield the active platform and why it was chosen, its decisions, and the hidden packages of other devices.
+
+    Raises:
+        HookContractError: The platform's ``decisions()`` returned something other than decisions.
+    """
     if subject.session is None:
         assert subject.broken is not None
         yield of_error("platform.choice", subject.broken)

@@ -84,7 +84,11 @@ class Engines:
         return trainer
 
     def rollout(self) -> RolloutPool:
-        """The rollout engine, with the training engine's weights."""
+        """The rollout engine, with the training engine's weights.
+
+        Raises:
+            TransferError: The rollout engine holds different weights.
+        """
         self._start_if_ended()
         if not self._has_weights:
             self.give_weights()
@@ -200,7 +204,11 @@ def observe_forward(trainer: TrainingWorkers, config: RunConfig, batch: RaggedBa
 
 
 def observe(trainer: TrainingWorkers, config: RunConfig, batch: RaggedBatch) -> Observation:
-    """Compute log-probs and values, and do one update of each model, which changes the weights."""
+    """Compute log-probs and values, and do one update of each model, which changes the weights.
+
+    Raises:
+        EngineError: A loss or a gradient is not finite.
+    """
     plan = plan_of(trainer, config)
     scored = trainer.token_outputs(batch, plan, "policy")
     assert scored.log_probs is not None, "every engine computes log-probs"

@@ -112,6 +112,7 @@ def expected_gradients(
     Raises:
         ResourceError: The host has not enough memory.
         EngineError: transformers cannot run the model.
+        ConfigError: The model's config is malformed, or transformers does not know the model.
     """
     with computed_by_transformers(directory):
         return _computed(load_model(directory, weights, dtype), batch)
@@ -127,6 +128,7 @@ def expected_logits(directory: Path, dtype: torch.dtype, batch: RaggedBatch) -> 
 
     Raises:
         ResourceError: The host has not enough memory.
+        ConfigError: The model's config is malformed, or transformers does not know the model.
     """
     with quiet(), torch.no_grad():
         model = load_model(directory, None, dtype)
@@ -165,6 +167,7 @@ def load_model(
 
     Raises:
         ResourceError: The host has not enough memory.
+        ConfigError: The model's config is malformed, or transformers does not know the model.
     """
     from safetensors.torch import load_file
     from transformers import AutoModelForSequenceClassification

@@ -51,6 +51,9 @@ def check_prediction(check: str, config: RunConfig, trainer: TrainingWorkers, ba
         config: Configuration of the run, which trains MTP modules.
         trainer: Training ranks, whose engine declares ``gradients``; the check changes their weights.
         batch: Sampled responses with advantages; only the first sequences are used.
+
+    Raises:
+        EngineError: transformers cannot run the model.
     """
     dtype, coefficient = config.model.dtype, _coefficient(config)
     plan, directory = plan_of(trainer, config), Path(config.trainer.output_dir)
@@ -117,6 +120,7 @@ def expected_modules(
     Raises:
         ResourceError: The host has not enough memory.
         EngineError: transformers cannot run the model.
+        ConfigError: The model's config is malformed, or transformers does not know the model.
     """
     with computed_by_transformers(directory):
         return _computed(directory, dtype, batch, detached=detached)

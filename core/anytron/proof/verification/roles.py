@@ -42,7 +42,11 @@ if TYPE_CHECKING:
 
 
 def with_drawn_head(config: RunConfig) -> RunConfig:
-    """Let the run's critic, if it has one, start with a value head that is not 0."""
+    """Let the run's critic, if it has one, start with a value head that is not 0.
+
+    Raises:
+        ConfigError: The model's config is malformed, or transformers does not know the model.
+    """
     if config.critic is None:
         return config
     origin = model_directory(config) if config.critic.path is None else Path(config.critic.path)
@@ -57,6 +61,9 @@ def write_critic(model: Path, directory: Path) -> None:
     Args:
         model: A model directory.
         directory: Directory to write; it must not exist. All files but the head's become links to the model's.
+
+    Raises:
+        ConfigError: The model's config is malformed, or transformers does not know the model.
     """
     from safetensors.torch import save_file
 
@@ -97,6 +104,7 @@ def expected_critic(directory: Path, dtype: torch.dtype, batch: RaggedBatch) -> 
     Raises:
         ResourceError: The host has not enough memory.
         EngineError: transformers cannot run the model.
+        ConfigError: The model's config is malformed, or transformers does not know the model.
     """
     with computed_by_transformers(directory):
         return _computed(directory, dtype, batch)
@@ -127,6 +135,9 @@ def check_values(check: str, config: RunConfig, trainer: TrainingWorkers, batch:
         config: Configuration of the run, as :func:`with_drawn_head` returns it.
         trainer: Training ranks of the run.
         batch: Sampled responses.
+
+    Raises:
+        EngineError: transformers cannot run the model.
     """
     assert config.critic is not None
     assert config.critic.path is not None
@@ -155,6 +166,9 @@ def check_value_gradients(check: str, config: RunConfig, trainer: TrainingWorker
 
     transformers runs the critic again, because keeping the gradients of :func:`check_values` would take as much memory
     as the model.
+
+    Raises:
+        EngineError: transformers cannot run the model.
     """
     assert config.critic is not None
     assert config.critic.path is not None
@@ -209,6 +223,7 @@ def expected_scores(directory: Path, dtype: torch.dtype, batch: RaggedBatch) -> 
     Raises:
         ResourceError: The host has not enough memory.
         EngineError: transformers cannot run the model.
+        ConfigError: The model's config is malformed, or transformers does not know the model.
     """
     with computed_by_transformers(directory), torch.no_grad():
         model = load_model(directory, None, dtype, scores=True)

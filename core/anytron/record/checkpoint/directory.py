@@ -91,11 +91,20 @@ class Checkpoint:
         return self.path / TRAINING
 
     def manifest(self) -> Manifest:
-        """Read the checkpoint's manifest."""
+        """Read the checkpoint's manifest.
+
+        Raises:
+            CheckpointError: The manifest is missing or damaged, or has a format of another version.
+            ResourceError: The file cannot be read now.
+        """
         return Manifest.read(self.path)
 
     def state(self) -> DriverState:
-        """Read the driver's state."""
+        """Read the driver's state.
+
+        Raises:
+            CheckpointError: The file of the state is missing or damaged.
+        """
         return DriverState.read(self.path)
 
     def verify(self) -> None:
@@ -103,6 +112,7 @@ class Checkpoint:
 
         Raises:
             CheckpointError: A file is missing, has changed or was added.
+            ResourceError: A file cannot be read now.
         """
         problems = self.manifest().problems(self.path)
         if problems:
@@ -144,6 +154,9 @@ class CheckpointDirectory:
         """Delete incomplete checkpoints, and the file ``best`` if the checkpoint that it names no longer exists.
 
         The caller must hold the run's lock, so that no save is in progress.
+
+        Raises:
+            CheckpointError: The file that names the best checkpoint is damaged.
         """
         for path in self.interrupted():
             tell(f"deleting {path}: saving this checkpoint was interrupted")
@@ -241,7 +254,11 @@ class CheckpointDirectory:
         return next(((found, checkpoint) for checkpoint in self.complete() if checkpoint.step == found.step), None)
 
     def prune(self, keep: int) -> None:
-        """Delete all complete checkpoints but the best one and the newest ``max(1, keep)``."""
+        """Delete all complete checkpoints but the best one and the newest ``max(1, keep)``.
+
+        Raises:
+            CheckpointError: The file that names the best checkpoint is damaged.
+        """
         best = self.best()
         for checkpoint in self.complete()[: -max(1, keep)]:
             if best is not None and checkpoint == best[1]:

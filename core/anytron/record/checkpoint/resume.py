@@ -114,7 +114,7 @@ def choose_start(config: RunConfig, claimed: ClaimedDirectory, tell: Callable[[s
     if config.resume == "auto":
         return _continue(config, claimed, tell)
     checkpoint, own = locate(Path(config.resume)), CheckpointDirectory.of(config)
-    if checkpoint.path.parent.resolve() == own.path.resolve():
+    if checkpoint.path.parent.resolve() == own.path.resolve() and claimed.record is not None:
         return _continue_from(checkpoint, config, claimed, tell)
     _refuse_earlier_run(config, claimed)
     return _branch(checkpoint, config, tell)
@@ -136,7 +136,8 @@ def _refuse_earlier_run(config: RunConfig, claimed: ClaimedDirectory) -> None:
             "The checkpoint directory holds checkpoints of an earlier run.",
             where=f"checkpoint.path = {own.path}",
             why=f"it has {', '.join(checkpoint.path.name for checkpoint in own.complete())}",
-            fix="set another checkpoint.path, or delete these checkpoints",
+            fix="set checkpoint.path to a different directory"
+            + (", or delete these checkpoints" if config.resume == "never" else ""),
         )
     if config.resume not in ("never", "auto") and overwritten(claimed.path, Path(config.resume)):
         raise ConfigError(
@@ -183,8 +184,8 @@ def _continue_from(
             "Continuing from this checkpoint would delete later checkpoints of the same run.",
             where=f"resume = {config.resume}",
             why=f"the run also has {', '.join(other.path.name for other in later)}",
-            fix="set resume=auto to continue from the newest, or another trainer.output_dir to start a new run from "
-            "this checkpoint",
+            fix="set resume=auto to continue from the newest checkpoint; or, to start a new run from this one, set "
+            f"{_elsewhere(config)}",
         )
     changes = _accepted(config, claimed, tell)
     checkpoint.verify()
@@ -226,13 +227,21 @@ def _accepted(config: RunConfig, claimed: ClaimedDirectory, tell: Callable[[str]
     """The changes since the run was last started, none of which may make it another run."""
     assert claimed.record is not None, "a directory with a run's files has its record"
     changes = differences(claimed.record.config, config.model_dump(mode="json"))
+    start = "never" if any(is_identity(change.key) for change in changes) else "PATH, a checkpoint of that run"
     _refuse(
         [change for change in changes if not is_free(change.key)],
         "The configuration differs from the one of the run in the output directory.",
-        "undo the change, or start a new run from a checkpoint of that run: resume=PATH and another trainer.output_dir",
+        f"undo the change; or, for a new run, set {_elsewhere(config)}, and resume={start}",
     )
     _show(changes, tell)
     return tuple(changes)
+
+
+def _elsewhere(config: RunConfig) -> str:
+    """Say which keys must name other directories so that a run does not write into this run's."""
+    if config.checkpoint.path is None:
+        return "trainer.output_dir to a different directory"
+    return "trainer.output_dir and checkpoint.path to different directories"
 
 
 def _refuse(changes: Sequence[Change], what: str, fix: str) -> None:

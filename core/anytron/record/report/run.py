@@ -222,7 +222,7 @@ class Run:
             return {}
 
     def log(self, most: int | None = None) -> list[str]:
-        """Return the lines of the driver's log, which holds warnings; with ``most``, only so many of the last lines."""
+        """Return the lines of the driver's log, which holds warnings: the last ``most`` ones, or all if it is None."""
         path = self.path / DRIVER_LOG
         if not path.is_file():
             return []

@@ -73,8 +73,7 @@ class ClaimedDirectory:
             places.append(("directory of checkpoints", "checkpoint.path", Path(config.checkpoint.path).absolute()))
         with contextlib.ExitStack() as locks:
             self._held = [
-                (what, f"{key} = {path}", path, locks.enter_context(_locked(path, what, key, tell)))
-                for what, key, path in places
+                (what, key, path, locks.enter_context(_locked(path, what, key, tell))) for what, key, path in places
             ]
             self.record = RunRecord.read(self.path)
             self._refuse_foreign_files()
@@ -91,16 +90,16 @@ class ClaimedDirectory:
 
     def lost(self) -> LostDirectoryError | None:
         """Return an error if a locked directory was removed or replaced; None otherwise."""
-        for what, where, path, lock in self._held:
+        for what, key, path, lock in self._held:
             if why := lock.lost():
                 with contextlib.suppress(OSError):  # what cannot be examined has been said
                     owner = lock_owner(path / LOCK)
                     why += f", and {owner} writes there" if owner else ""
                 return LostDirectoryError(
                     f"The {what} was removed or replaced.",
-                    where=where,
+                    where=f"{key} = {path}",
                     why=why,
-                    fix="start the run again, with another trainer.output_dir if that one is in use",
+                    fix=f"start the run again with resume=auto, and with a different {key} if that directory is in use",
                 )
         return None
 
@@ -150,7 +149,10 @@ def _locked(path: Path, what: str, key: str, tell: Callable[[str], None]) -> Ite
         ) from None
     except OSError as error:
         raise exhausted(error, where) or ConfigError(
-            f"The {what} cannot be written.", where=where, why=str(error), fix=f"set another {key}"
+            f"The {what} cannot be written.",
+            where=where,
+            why=str(error),
+            fix=f"set {key} to a directory that you can write into",
         ) from error
     if not lock.effective:
         tell(f"{path} is on a file system without locks: make sure that no second run writes into it")

@@ -167,7 +167,11 @@ class Album:
         self._names: dict[int, str] = {}
 
     def add(self, pictures: Sequence[Picture]) -> list[str]:
-        """Save pictures, and return their paths relative to the run's directory."""
+        """Save pictures, and return their paths relative to the run's directory.
+
+        Raises:
+            DataError: A picture can no longer be read.
+        """
         return [self._add(picture) for picture in pictures]
 
     def _add(self, picture: Picture) -> str:

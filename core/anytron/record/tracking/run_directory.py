@@ -201,6 +201,9 @@ class RunDirectory:
         Args:
             step: Number of completed steps.
             early_stop: Why the run ended before its last step; None if it did not.
+
+        Raises:
+            LostDirectoryError: The run's directory was removed or replaced.
         """
         self.require_place()
         self._record = self._record.model_copy(update={"finished_step": step, "early_stop": early_stop})
@@ -228,7 +231,7 @@ class RunDirectory:
                     "A file of the run was removed or replaced.",
                     where=str(sink.path),
                     why=why,
-                    fix="start the run again",
+                    fix="start the run again with resume=auto",
                 )
         return None
 

@@ -25,15 +25,15 @@ ROUNDING = 0.01
 def training_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
     """Find capabilities that the run needs and its engines do not declare."""
     if config.critic is not None:
-        fix = "use another engine, or an algorithm.advantage that needs no critic"
+        fix = "set engine.name=megatron, or remove the section critic and set algorithm.advantage=grpo"
         yield from _lacking(config, "engine", "critic", "critic", "train a critic", fix)
     if config.teacher is not None:
-        yield from _lacking(config, "engine", "teacher", "teacher", "score with a teacher", "use another engine")
+        yield from _lacking(config, "engine", "teacher", "teacher", "score with a teacher", "set engine.name=megatron")
     if config.reward_model is not None:
         info = chosen_engines(config.engine.name, config.rollout.engine).get("engine.options")
         if info is not None and info.reward_model is None:
             message = f"the engine {config.engine.name} cannot score with a reward model"
-            fix = "set engine.name=megatron, or use functions as rewards"
+            fix = "set engine.name=megatron, or remove the section reward_model and the reward reward_model"
             yield Diagnostic("error", "reward_model", message, fix)
     if config.model.lora is not None:
         yield from _lacking(config, "engine", "adapters", "model.lora", "train adapters", "remove model.lora")

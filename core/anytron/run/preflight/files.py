@@ -58,10 +58,20 @@ def output_diagnostics(config: RunConfig, file: Path) -> Iterator[Diagnostic]:
     path = Path(config.trainer.output_dir).absolute()
     existing = _existing(path)
     if not existing.is_dir():
-        yield Diagnostic("error", "trainer.output_dir", f"{existing} is not a directory", "choose another directory")
+        yield Diagnostic(
+            "error",
+            "trainer.output_dir",
+            f"{existing} is not a directory",
+            "set trainer.output_dir to a directory that you can write into",
+        )
         return
     if not os.access(existing, os.W_OK | os.X_OK):
-        yield Diagnostic("error", "trainer.output_dir", f"{existing} is not writable", "choose another directory")
+        yield Diagnostic(
+            "error",
+            "trainer.output_dir",
+            f"{existing} is not writable",
+            "set trainer.output_dir to a directory that you can write into",
+        )
     if config.trainer.overwrite:
         for key, needed in _needed(config, file).items():
             if overwritten(path, needed):
@@ -69,7 +79,7 @@ def output_diagnostics(config: RunConfig, file: Path) -> Iterator[Diagnostic]:
                     "error",
                     "trainer.overwrite",
                     f"it would delete {key} ({needed}), which is among the files of the earlier run",
-                    "choose another trainer.output_dir",
+                    "set trainer.output_dir to a different directory",
                 )
     yield from _room(config, path)
 
@@ -142,7 +152,7 @@ def _room(config: RunConfig, path: Path) -> Iterator[Diagnostic]:
                 "error",
                 key,
                 f"{place} has {_size(free)} of free space, but a copy of the weights takes {_size(weights)}",
-                "free disk space, or choose a directory on another disk",
+                f"free disk space, or set {key} to a directory on another disk",
             )
     if config.model.lora is None and saves_checkpoints(config):
         best = config.validation is not None and config.validation.keep_best

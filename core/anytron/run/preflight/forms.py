@@ -37,6 +37,7 @@ def reference_answers(section: RewardSection) -> Callable[[TokenizedPrompt], str
 
     Raises:
         DataError: Raised by the returned function, if ``right_answer`` fails.
+        ConfigError: The reward cannot be made with its options.
     """
     if section.function == "format":
         return lambda _: "42"

@@ -52,7 +52,11 @@ WITHOUT: Mapping[Feature, tuple[tuple[str, Any], ...]] = MappingProxyType(
 
 
 def limit_diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
-    """Find features that a run needs and that the platform lacks according to ``Platform.limits``."""
+    """Find features that a run needs and that the platform lacks according to ``Platform.limits``.
+
+    Raises:
+        HookContractError: The platform's ``limits()`` returned something other than limits.
+    """
     messages = declined(platform, Feature)
     asked = list({**_asked_by_configuration(config), **asked_by_model(config)}.items()) if messages else []
     if messages and config.reward_model is not None:
@@ -67,6 +71,9 @@ def declared_limits(platform: Platform, hooks: Hooks) -> dict[Feature, str]:
 
     For each feature that a key of the configuration selects, the hook ``configure`` is called with a small
     configuration: an error at this key, or an edit that sets another value, declares that the feature is lacking.
+
+    Raises:
+        HookContractError: The platform's ``limits()`` returned something other than limits.
     """
     found = limits_of(platform)
     for feature, (key, value) in {**VALUES, **{feature: (key, 2) for feature, key in SIZES.items()}}.items():

@@ -103,6 +103,7 @@ def prepare_prompts(config: RunConfig, tell: Tell = silent) -> PreparedPrompts:
     Raises:
         ConfigError: A file or value in the configuration is missing or impossible.
         DataError: Prompts are not usable.
+        CheckpointError: ``resume`` names a checkpoint that is missing or damaged.
     """
     return _prompts(config, None if config.supervised else config.rollout.max_new_tokens, tell)
 
@@ -113,6 +114,7 @@ def prepare(config: RunConfig, tell: Tell = silent) -> PreparedRun:
     Raises:
         ConfigError: A file or value in the configuration is missing or impossible.
         DataError: Prompts are not usable.
+        CheckpointError: ``resume`` names a checkpoint that is missing or damaged.
     """
     load_advantage(config.algorithm)
     policy_loss_function(config.algorithm)
@@ -200,7 +202,7 @@ def check_vocabulary(asked: TeacherSection | RewardModelSection, theirs: Mapping
         for number, token in differing[:SHOWN]
     )
     why = (
-        f"{len(differing)} of the policy's {len(own)} tokens have another id in this model, or are missing there: "
+        f"{len(differing)} of the policy's {len(own)} tokens have a different id in this model, or are missing there: "
         + "; ".join(shown)
     )
     if isinstance(asked, TeacherSection):

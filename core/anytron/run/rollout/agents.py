@@ -130,7 +130,11 @@ class Agents:
         return [[_response(episode) for episode in group] for group in begun]
 
     def finish_in_flight(self) -> None:
-        """Finish all responses that were begun, as long as a replica has weights."""
+        """Finish all responses that were begun, as long as a replica has weights.
+
+        Raises:
+            DataError: The environment failed for every response so far.
+        """
         while self._pool.has_weights and self._under_way(self._begun):
             self._go_on()
 
@@ -242,14 +246,16 @@ def _outcome(session: Session, answer: AgentResult | Failure) -> Reward | Failur
         return Failure(
             "An agent did not ask the model anything.",
             f"its session has no answer; requests: {dict(session.counts) or 'none'}",
-            "let it use task.base_url, task.api_key and task.model",
+            "let it use task.base_url, task.api_key and task.model; a program has them in the variables "
+            "OPENAI_BASE_URL, OPENAI_API_KEY and ANYTRON_MODEL",
         )
     sent = session.reward
     if answer.reward is None and sent is None:
         return Failure(
             "An agent gave no reward.",
-            "its function returned no reward, and no reward was sent to its session",
-            "return a number, or send it: POST task.base_url + '/reward' with {\"reward\": 1.0} and the session's key",
+            "no reward was returned by a function, or sent to its session",
+            "return a number from the function; or send it, as a program must: POST /reward below the base URL "
+            '(task.base_url, OPENAI_BASE_URL) with {"reward": 1.0} and the session\'s key',
         )
     reward = answer.reward if sent is None or answer.reward is not None else sent.reward
     assert reward is not None, "one of the two is given"

@@ -95,7 +95,11 @@ class Conversations:
         return [[conversation.response() for conversation in group] for group in begun]
 
     def finish_in_flight(self) -> None:
-        """Finish all conversations that were begun, as long as a replica has weights."""
+        """Finish all conversations that were begun, as long as a replica has weights.
+
+        Raises:
+            DataError: The environment failed for every response so far.
+        """
         while self._pool.has_weights and self._under_way(self._begun.values()):
             self._go_on()
 

@@ -120,7 +120,7 @@ class DirectoryModel:
         try:
             return load_vision(self._model, self._hf_config, self.tokenizer)
         except ConfigError as error:
-            tell(f"requests can have no images: {error.what} {error.why}")
+            tell(f"requests must not contain images: {error.what} {error.why}")
             return None
 
     def start(self, executor: Executor) -> None:

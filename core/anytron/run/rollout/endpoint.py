@@ -43,10 +43,12 @@ def endpoint_key(config: RunConfig) -> str | None:
     where = "rollout.endpoint" if environment is None or not agent else environment.called[0]
     if generates_in_training(config):
         raise ConfigError(
-            "An endpoint needs rollout processes.",
+            "An agent or an endpoint needs rollout processes.",
             where=where,
-            why=f"rollout.engine={config.rollout.engine} generates on the training ranks, which also train",
-            fix="set rollout.engine=transformers, or remove the endpoint or the agent",
+            why=f"rollout.engine={config.rollout.engine} generates on the training ranks, which cannot answer requests "
+            "while they train",
+            fix="set rollout.engine=transformers or vllm, or remove the agent (section environment) and "
+            "rollout.endpoint",
         )
     check_installed(where)
     if section is None or section.key_file is not None:

@@ -83,8 +83,8 @@ class RolloutPool:
 
     Attributes:
         routing: Shape of the model's routing, if every response must carry it; None = responses carry no routing.
-        guests: The clients of an endpoint, whose requests are taken whenever the driver waits in a method of this pool,
-            except while replicas finish or sleep; None = there are none.
+        guests: The clients of an endpoint, whose requests are taken whenever the driver waits in a method of this pool
+            other than :meth:`finish_in_flight` and :meth:`sleep`; None = there are none.
     """
 
     guests: Desk | None = None

@@ -121,9 +121,9 @@ def check_number(count: int, most: int) -> None:
     """
     if count > most:
         raise ConfigError(
-            "A run has no work for so many replicas.",
+            f"A run has no work for {count} replicas.",
             where=f"rollout.replicas = {count}",
             why=f"a replica needs a response to generate, and a step has {most} "
             "(data.prompts_per_step x rollout.samples_per_prompt)",
-            fix=f"ask for at most {most}",
+            fix=f"set the number of replicas to at most {most}",
         )

@@ -92,12 +92,15 @@ class Checkpointing:
         self.last = 0
 
     def restore(self, start: Start) -> None:
-        """Restore engine and sampler to the state at which the run begins; delete the files of an interrupted save.
+        """Restore the engine, and the sampler's place in the data; delete the files of an interrupted save.
+
+        If a key of ``data`` has changed since the checkpoint, or ``rollout.max_new_tokens`` has and other prompts fit,
+        prompts are drawn from the beginning.
 
         Raises:
             EngineError: The checkpoint belongs to another model.
             CheckpointError: The file that names the best checkpoint is damaged.
-            DataError: The prompts have changed since the checkpoint.
+            DataError: The prompts have changed for another reason.
         """
         if start.checkpoint is not None and start.state is not None:
             self._trainer.load_checkpoint(str(start.checkpoint.training))

@@ -86,7 +86,7 @@ class Restarts:
                 "The output directory was removed or replaced.",
                 where=f"trainer.output_dir = {self._file.parent}",
                 why=f"{gone}; before that, a process was lost: {error.headline}",
-                fix="start the run again",
+                fix="start the run again with resume=auto",
             ) from error
         if goes_on:
             self._tell(f"{error.what} {then[0].upper()}{then[1:]} ({self._in_a_row} of {self._limit} in a row).")

@@ -129,7 +129,7 @@ def _begun(
                 "The output directory was removed or replaced.",
                 where=f"trainer.output_dir = {claimed.path}",
                 why="run.json was missing when the run restarted its processes after one of them was lost",
-                fix="start the run again",
+                fix="start the run again with resume=auto",
             )
         start = choose_start(config, claimed, progress.note)
         if start.finished is not None:
@@ -250,7 +250,12 @@ class _Learner:
         return step > self._config.trainer.total_steps - self._config.policy_steps
 
     def score(self, experience: Experience, algorithm: AlgorithmSection, step: int) -> RaggedBatch:
-        """Make the batch that a step learns from, with values, log-probs and advantages."""
+        """Make the batch that a step learns from, with values, log-probs and advantages.
+
+        Raises:
+            DataError: The estimator of advantages raises, or returns an invalid value.
+            EngineError: The engine returned a wrong number of rows for a micro-batch.
+        """
         config, trainer, plan = self._config, self._trainer, self._plan
         batch = experience.batch(config.rollout.temperature)
         if config.critic is not None:

@@ -223,6 +223,6 @@ class Throughput:
 
 
 def devices_of(config: RunConfig, replicas: int) -> int:
-    """Return the number of devices of a run with so many rollout replicas."""
+    """Return the number of devices of a run with this number of rollout replicas."""
     separate = config.rollout.placement == "separate" and not generates_in_training(config)
     return config.parallel.world_size + (replicas if separate else 0)

@@ -111,7 +111,11 @@ def save_trained_models(
 def save_model(
     config: RunConfig, trainer: TrainingWorkers, tokenizer: PreTrainedTokenizerBase, directory: Path
 ) -> None:
-    """Write the policy as a Hugging Face directory with tokenizer and image processor."""
+    """Write the policy as a Hugging Face directory with tokenizer and image processor.
+
+    Raises:
+        ConfigError: The model's processor or ``generation_config.json`` cannot be read.
+    """
     trainer.save_hf(str(directory))
     tokenizer.save_pretrained(directory)
     save_processor(config.model, directory)
@@ -130,6 +134,9 @@ def export_checkpoint(
         out: The directory to write.
         beginning: The beginning of the run, whose chat template is saved with the tokenizer; None = the tokenizer's own
             template.
+
+    Raises:
+        ConfigError: The model's config, tokenizer or processor cannot be read.
     """
     # Engines import this module for model_directory, and need nothing of the loop.
     from anytron.run.trainer.workers import start_training

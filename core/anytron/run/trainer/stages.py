@@ -45,7 +45,8 @@ def remaining_stages(stages: Mapping[str, RunConfig], tell: Callable[[str], None
             "A configuration with stages cannot start from a checkpoint.",
             where=f"resume = {configs[0].resume}",
             why=f"the configuration has {len(configs)} stages, but resume names a checkpoint of one run",
-            fix="set resume=auto to continue the stage that was interrupted; a single run can start from a checkpoint",
+            fix="set resume=auto to continue the stage that was interrupted, or resume=never to train all stages from "
+            "the beginning",
         )
     if configs[0].resume == "never":
         _clear(configs, tell)
@@ -118,7 +119,7 @@ def _require_over(name: str, config: RunConfig) -> None:
     raise ConfigError(
         f"Stage {name} still has to be trained, but a later stage has already begun.",
         where=f"trainer.output_dir = {config.trainer.output_dir}",
-        why=f"the stage finished with another configuration: {'; '.join(map(str, changes))}"
+        why=f"the stage finished with a different configuration: {'; '.join(map(str, changes))}"
         if over
         else "the stage's directory does not show that it finished",
         fix="restore the stage's configuration and directory, or train all stages again with resume=never "

@@ -175,6 +175,9 @@ class UpdatePlan:
         Groups are distributed over mini-batches in a random order, different in each pass; a single mini-batch keeps
         their order. Mini-batches with nothing to learn from are left out: they have no group, because there are fewer
         groups than mini-batches, or only empty responses.
+
+        Raises:
+            DataError: Every response of the batch is empty.
         """
         every = torch.arange(batch.num_sequences)
         groups = every.split(group_sizes(every if batch.groups is None else batch.groups))

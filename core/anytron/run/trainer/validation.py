@@ -172,6 +172,9 @@ class ValidationSchedule:
         Args:
             step: Number of completed steps.
             clock: Clock of the next step.
+
+        Raises:
+            DataError: A reward function or an environment fails for every response.
         """
         if self.due(step):
             with clock.measure("validation"):

@@ -89,6 +89,9 @@ class TrainingWorkers:
         """Add the log-probs of the old policy if updates need them, and of the reference and the teacher if asked for.
 
         With the old policy's log-probs, its routing is added if the engine records it.
+
+        Raises:
+            EngineError: The engine returned a wrong number of rows for a micro-batch.
         """
         if updates.needs_old_log_probs:
             log_probs, routing = self._scores(batch, updates, "policy", "log_probs", "routing")
@@ -100,19 +103,31 @@ class TrainingWorkers:
         return batch
 
     def with_values(self, batch: RaggedBatch, updates: UpdatePlan) -> RaggedBatch:
-        """Add the critic's value of each state."""
+        """Add the critic's value of each state.
+
+        Raises:
+            EngineError: The engine returned a wrong number of rows for a micro-batch.
+        """
         per_rank = updates.micro_batches(batch.for_scoring(), self.dp_size)
         results = self._scatter(CriticEngine.values, per_rank)
         return replace(batch, values=_joined(batch, per_rank, results))
 
     def score(self, batch: RaggedBatch, updates: UpdatePlan, role: ScoringRole) -> Tensor:
-        """Compute log-probs, float32 ``[T]``, without gradients."""
+        """Compute log-probs, float32 ``[T]``, without gradients.
+
+        Raises:
+            EngineError: The engine returned a wrong number of rows for a micro-batch.
+        """
         (log_probs,) = self._scores(batch, updates, role, "log_probs")
         assert log_probs is not None, "every engine computes log-probs"
         return log_probs
 
     def token_outputs(self, batch: RaggedBatch, updates: UpdatePlan, role: ScoringRole) -> TokenOutputs:
-        """Compute log-probs, entropies and, if the engine records it, the routing, without gradients."""
+        """Compute log-probs, entropies and, if the engine records it, the routing, without gradients.
+
+        Raises:
+            EngineError: The engine returned a wrong number of rows for a micro-batch.
+        """
         log_probs, entropy, routing = self._scores(batch, updates, role, "log_probs", "entropy", "routing")
         return TokenOutputs(log_probs=log_probs, entropy=entropy, routing=routing)
 

@@ -92,7 +92,8 @@ def _divide(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any]) -> _Div
             "A response is neither a text nor a list of token ids.",
             where=where,
             why=f"its type is {type(response).__name__}" + ("" if response else ", and it is empty"),
-            fix="name the right column in the source's option `columns`: {response: COLUMN}",
+            fix="name the right column in the source's option `columns`: {response: COLUMN}"
+            + ("" if response else "; or remove the rows without a response"),
         )
     check_text(where, response)
     if prompt.messages and prompt.messages[-1].get("role") == ASSISTANT:
@@ -202,12 +203,11 @@ def _joined(one: _Divided, prompt: TokenizedPrompt, response: tuple[int, ...], v
     mask = (False, *before[1:], *(True,) * len(response))
     where = f"prompt {prompt.id}"
     if not any(mask):
-        why = (
-            "the template marks none of its tokens as the assistant's"
-            if one.mask is not None
-            else "its response is empty"
-        )
-        raise DataError("An example has nothing to learn.", where=where, why=why, fix="remove it from the data")
+        why, fix = "its response is empty", "remove it from the data"
+        if one.mask is not None:
+            why = "the template marks none of its tokens as the assistant's"
+            fix += ", or put the assistant's text in the template between {% generation %} and {% endgeneration %}"
+        raise DataError("An example has nothing to learn.", where=where, why=why, fix=fix)
     tokens = prompt.tokens + response
     check_tokens(where, tokens, vocab_size)
     text = prompt.text + (one.response if isinstance(one.response, str) else "")

@@ -65,8 +65,8 @@ def load_columns(
     """
     if source.source == "dataset" and find_spec("datasets") is None:
         fix = (
-            "pip install 'anytron[datasets]', or write the dataset as JSON lines with Dataset.to_json, and set "
-            f"{key}.source=jsonl"
+            "pip install 'anytron[datasets]'; or write the dataset as JSON lines with Dataset.to_json, and set "
+            f"{key}.source=jsonl and {key}.options.path to that file"
         )
         raise ConfigError(
             "The library datasets is not installed.",

@@ -172,6 +172,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
     Raises:
         ConfigError: The file or a field is malformed.
+        ResourceError: The process has run out of file descriptors, or the disk fails.
     """
     return _checked(directory / CONFIG_FILE)
 
@@ -181,6 +182,7 @@ def end_tokens(directory: Path) -> list[int]:
 
     Raises:
         ConfigError: The file is malformed, or the values are not token ids.
+        ResourceError: The process has run out of file descriptors, or the disk fails.
     """
     path = directory / GENERATION_FILE
     named = _checked(path).get("eos_token_id", []) if path.is_file() else []

@@ -210,6 +210,9 @@ def save_processor(model: ModelSection, directory: Path) -> None:
     Args:
         model: The model whose processor is saved; files are copied as they are.
         directory: An existing directory.
+
+    Raises:
+        ConfigError: The processor cannot be loaded, or one of its files is malformed.
     """
     if model.processor is not None and ":" in model.processor:
         load_image_processor(model).save_pretrained(directory)
@@ -227,6 +230,9 @@ def save_generation_config(model: ModelSection, directory: Path) -> None:
     Args:
         model: The model; its file is copied as it is.
         directory: An existing directory.
+
+    Raises:
+        ConfigError: The file is malformed.
     """
     if model.path is not None and (file := Path(model.path) / GENERATION_FILE).is_file():
         read_object(file)  # a link to anything else is not passed on
@@ -259,11 +265,14 @@ def end_token_ids(model: ModelSection, tokenizer: Any, vocab_size: int) -> tuple
     if model.path is not None:
         ends.update(end_tokens(Path(model.path)))
     if ends and max(ends) >= vocab_size:
+        from_tokenizer = max(ends) == tokenizer.eos_token_id
         raise ConfigError(
             "A token that ends responses is not in the model's vocabulary.",
-            where=model.path or "model.tokenizer",
+            where=model.tokenizer or model.path or "model.tokenizer" if from_tokenizer else str(model.path),
             why=f"eos_token_id is {max(ends)}, but the vocabulary has {vocab_size} tokens",
-            fix="correct eos_token_id in generation_config.json, or use the tokenizer that belongs to the model",
+            fix="set model.tokenizer to the tokenizer that belongs to the model"
+            if from_tokenizer
+            else f"correct eos_token_id in {GENERATION_FILE}",
         )
     return tuple(sorted(ends))
 

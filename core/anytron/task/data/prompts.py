@@ -231,7 +231,7 @@ def render(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any], **wanted
             "A prompt has messages, and the tokenizer has no chat template.",
             where=f"prompt {prompt.id}",
             why=f"{tokenizer.name_or_path or 'model.tokenizer'} has no chat_template",
-            fix="use the tokenizer of an instruction-tuned model, or give the prompt as text",
+            fix="set model.tokenizer to the tokenizer of an instruction-tuned model, or give the prompt as text",
         )
     try:
         with processor_time(TEMPLATE_SECONDS):
@@ -315,7 +315,11 @@ def _expand(prompt: Prompt, tokens: tuple[int, ...], vision: VisionProcessor | N
 
 
 def check_text(where: str, *written: object) -> None:
-    """Refuse text that cannot be encoded as UTF-8."""
+    """Refuse text that cannot be encoded as UTF-8.
+
+    Raises:
+        DataError: A text has half of a surrogate pair.
+    """
     if not all(is_writable(one) for one in written if isinstance(one, str)):
         raise DataError(
             "A prompt has text that is not valid Unicode.",
@@ -326,7 +330,11 @@ def check_text(where: str, *written: object) -> None:
 
 
 def check_tokens(where: str, tokens: Sequence[int], vocab_size: int) -> None:
-    """Refuse a sequence that is empty or has tokens outside of the vocabulary."""
+    """Refuse a sequence that is empty or has tokens outside of the vocabulary.
+
+    Raises:
+        DataError: The sequence is empty, or has such a token.
+    """
     if not tokens:
         raise DataError(
             "A prompt has no tokens.",

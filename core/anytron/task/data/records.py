@@ -123,11 +123,12 @@ def _value(row: Row, name: str, column: str) -> Any:
 
 def _no_column(row: Row, name: str, column: str) -> DataError:
     known = [str(one) for one in row.record]
+    hint = did_you_mean(column, known)
     return DataError(
         f"A row of the prompts has no column {column!r}.",
         where=row.where,
         why=f"its columns are {', '.join(map(repr, known))}" if known else "it has no columns",
-        fix=did_you_mean(column, known) or f"name the right column in the option `columns`: {{{name}: COLUMN}}",
+        fix=f"name the right column in the source's option `columns`: {{{name}: COLUMN}}{f' ({hint})' if hint else ''}",
     )
 
 

@@ -188,7 +188,7 @@ def _check_count(fields: list[str], columns: list[str], where: str) -> None:
             "A line of a CSV file has too many or too few fields.",
             where=where,
             why=f"it has {len(fields)} fields, but the file has {len(columns)} columns: {', '.join(columns)}",
-            fix="put double quotes around a field that has a comma",
+            fix="write one field for each column, with double quotes around a field that has a comma",
         )
 
 

@@ -82,7 +82,11 @@ def from_files(rows_of: Callable[[Path], Iterator[Row]], *, share: Share = Share
 
 
 def dataset(*, share: Share = Share(), **options: Any) -> Iterator[Prompt]:
-    """Read the prompts of a Hugging Face dataset on disk; ``options`` are the fields of ``DatasetOptions``."""
+    """Read the prompts of a Hugging Face dataset on disk; ``options`` are the fields of ``DatasetOptions``.
+
+    Raises:
+        DataError: As :func:`dataset_rows`, or a row is not a usable prompt.
+    """
     given = DatasetOptions(**options)
     for row in share.of(dataset_rows(Path(given.path), given.split)):
         yield prompt_of(row, given)

@@ -76,7 +76,7 @@ class VisionProcessor:
                 "The tokenizer pads with the token of an image or a video.",
                 where="model.tokenizer",
                 why=f"pad_token_id is {pad_token_id}, so the model would take padding for an image or a video",
-                fix="set another pad_token in the tokenizer_config.json of the tokenizer's directory",
+                fix="set a different pad_token in the tokenizer_config.json of the tokenizer's directory",
             )
 
     def stands_for_pictures(self, tokens: Sequence[int]) -> bool:
@@ -285,7 +285,8 @@ def _check_processor(processor: Any, vision_config: Any) -> None:
                 "The image processor does not match the model.",
                 where="model.processor",
                 why=f"its {name} is {found}, but the model's vision_config has {needed}",
-                fix=f"use the model's own processor, or set its {name} to {needed}",
+                fix=f"set {name} to {needed} in the processor's preprocessor_config.json, or set model.processor to "
+                "the processor that belongs to the model",
             )
 
 

@@ -80,7 +80,7 @@ def unpacked(data: bytes) -> Any:
         header, rest = _cut(memoryview(data))
         mark, *lengths = json.loads(bytes(header))
         if any(type(length) is not int or length < 0 for length in lengths):
-            raise ValueError("a length is not a number of bytes")  # noqa: TRY301 - one way to say it
+            raise ValueError("a length in the header is not an integer of at least 0")  # noqa: TRY301 - one way to say it
         body, rest = _cut(rest)
         if not mark:
             return json.loads(str(body, "utf-8", "surrogatepass"))

@@ -87,7 +87,10 @@ class Judge(Section):
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("must be an http:// or https:// URL with a host name")
         if parts.username or parts.password or parts.query or parts.fragment:
-            raise ValueError("must not contain a user, password or query: pass the key with api_key_env")
+            raise ValueError(
+                "must not contain a user, a password, a query (?...) or a fragment (#...): remove it; for an API key, "
+                "set api_key_env to the name of the environment variable that holds it"
+            )
         return url.rstrip("/")
 
     def check_machine(self) -> None:
@@ -121,7 +124,8 @@ class Judge(Section):
             raise DataError(
                 f"The right answer in the prompt's entry {self.key!r} is null or empty.",
                 why="the judge would be shown the word None, or nothing, as the right answer",
-                fix="correct the data or the judge's option 'key', or set data.on_bad_answer=drop to skip such prompts",
+                fix="correct the data or the judge's option 'key', or set data.on_bad_answer=drop "
+                "(validation.sets[].data.on_bad_answer=drop) to skip such prompts",
             )
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Exception]:

@@ -46,8 +46,8 @@ class ReferenceReward(Section):
             raise DataError(
                 f"The right answer in the prompt's entry {self.key!r} cannot be read.",
                 why=why,
-                fix="correct the data or the option 'key' of the reward, or "
-                "set data.on_bad_answer=drop to skip such prompts",
+                fix="correct the data or the option 'key' of the reward, or set data.on_bad_answer=drop "
+                "(validation.sets[].data.on_bad_answer=drop) to skip such prompts",
             )
 
     def examine_answer(self, answer: object) -> str | None:

@@ -84,7 +84,7 @@ class RewardSum:
                     f"Two rewards are called {name}.",
                     where=key,
                     why="metrics and logs are named after rewards",
-                    fix=f"set rewards[{index}].name",
+                    fix="set the key `name` of this reward to a different name",
                 )
             named[name] = section
         return cls(named)
@@ -226,7 +226,7 @@ class RewardWorkers:
                 where=f"rewards {', '.join(name for name, found in failures.items() if found)}",
                 why=f"for each of them, a reward or the environment failed; the first failure of {name}: "
                 f"{first[min(first)].what}\n{first[min(first)].why}",
-                fix="correct the reward functions; the step's samples are in samples.jsonl",
+                fix="correct the functions that failed; the step's samples are in samples.jsonl",
             )
         return RewardScores(total, parts, failures)
 

@@ -64,7 +64,11 @@ class BaseExecutor(abc.ABC):
         self._groups: list[RankGroup[Any]] = []
 
     def warm_up(self, specs: Iterable[GroupSpec]) -> None:
-        """Check that the engines are installed; :meth:`start` starts the processes."""
+        """Check that the engines are installed; :meth:`start` starts the processes.
+
+        Raises:
+            ConfigError: An engine is not installed.
+        """
         for spec in specs:
             find_component(spec.engine_group, spec.engine_name, "engine")
 

@@ -106,7 +106,11 @@ class LocalExecutor(BaseExecutor):
         return group
 
     def require_replicas(self, count: int) -> None:
-        """Check that this machine has a device for each replica; see :meth:`Executor.require_replicas`."""
+        """Check that this machine has a device for each replica; see :meth:`Executor.require_replicas`.
+
+        Raises:
+            ConfigError: There are too few devices.
+        """
         ranks, devices = self._config.parallel.world_size, self._session.probe.devices
         if self._config.rollout.placement == "separate" and ranks + count > devices:
             raise ConfigError(
@@ -114,7 +118,7 @@ class LocalExecutor(BaseExecutor):
                 where=f"rollout.replicas = {count}",
                 why=f"{ranks} training rank{'' if ranks == 1 else 's'} and {count} replicas need one device each, "
                 f"and the platform {self._session.platform.name} has {devices}",
-                fix=f"ask for at most {devices - ranks}",
+                fix=f"set the number of replicas to at most {devices - ranks}",
             )
 
     def end(self) -> None:

@@ -190,7 +190,12 @@ class _Sender:
             reader.close()
 
     def add(self, name: str, tensor: Tensor, *, optional: bool) -> None:
-        """Put a tensor into buckets, and send each bucket that is full."""
+        """Put a tensor into buckets, and send each bucket that is full.
+
+        Raises:
+            EngineError: A tensor of this name was added before.
+            TransferError: A reader did not connect in time.
+        """
         if name in self._names:
             raise EngineError(
                 "A weight was exported twice.",
@@ -214,7 +219,11 @@ class _Sender:
             self._send_bucket()
 
     def end(self) -> None:
-        """Send the last bucket, and wait until readers have loaded everything."""
+        """Send the last bucket, and wait until readers have loaded everything.
+
+        Raises:
+            TransferError: A reader did not connect in time.
+        """
         self._send_bucket()
         self._tell({"tensors": len(self._names)})
         self._await(self._number - 1)

@@ -249,5 +249,7 @@ def _kernels(options: MindSpeedLlmOptions) -> dict[str, Any]:
     }
 
 
-def _refusal(what: str, where: str, why: str, fix: str = "set engine.name=megatron, which supports it") -> ConfigError:
+def _refusal(
+    what: str, where: str, why: str, fix: str = "set engine.name=megatron, which supports more"
+) -> ConfigError:
     return ConfigError(f"The engine mindspeed_llm does not support {what}.", where=where, why=why, fix=fix)

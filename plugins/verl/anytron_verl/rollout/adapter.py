@@ -55,8 +55,9 @@ class ServerAdapter(BaseRollout):  # type: ignore[misc]
                 "verl's rollout 'transformers' accepts full weights only.",
                 where="update_weights",
                 why="it received adapters" if peft_config is not None else f"it received {wire_format}",
-                fix="set actor_rollout_ref.model.lora.merge=True and "
-                "actor_rollout_ref.rollout.checkpoint_engine.backend=naive",
+                fix="set actor_rollout_ref.model.lora.merge=True"
+                if peft_config is not None
+                else "set actor_rollout_ref.rollout.checkpoint_engine.backend=naive",
             )
         if self._server is None:
             self._server = ray.get_actor(server_name(self._replica))

@@ -94,6 +94,9 @@ def test_deepseek_v3_without_the_name_of_its_routing_is_refused(scoring):
     model = {**CONFIGS["deepseek_v3"], "scoring_func": scoring}
     assert "route by softmax" in refusal(model).message
     assert remarks(model, engine=overriding(moe_router_score_function="sigmoid")) == []
+    other = refusal(model, engine=overriding(moe_router_score_function="softmax"))
+    assert other.key == "engine.options.transformer.moe_router_score_function"
+    assert other.fix == "set engine.options.transformer.moe_router_score_function=sigmoid"
 
 
 def test_deepseek_v3_with_another_choice_of_experts_is_refused():

@@ -115,7 +115,7 @@ DAMAGES = {
     ),
     "another shape": (
         lambda weights: weights.update({f"{LAYER}mlp.down_proj.weight": torch.ones(31, 64)}),
-        rf"1 tensors have another shape: {LAYER}mlp.down_proj.weight has \(31, 64\), but the model needs \(32, 64\)",
+        rf"tensors have a different shape: {LAYER}mlp.down_proj.weight has \(31, 64\), but the model needs \(32, 64\)",
     ),
     # mcore-bridge would not read it.
     "an extra tensor": (

@@ -53,7 +53,7 @@ def test_the_policy_s_tokens_have_the_same_numbers(teacher, words):
     [
         (
             ["<eos>", "b", "a", "c"],
-            "2 of the policy's 4 tokens have another id in this model, or are missing there: 'a' has id 1 in the",
+            "2 of the policy's 4 tokens have a different id in this model, or are missing there: 'a' has id 1 in the",
         ),
         (WORDS[:3], "or are missing there: 'c' has id 3 in the policy, none in this model"),
         (["<eos>", "x", *WORDS[1:]], "3 of the policy's 4 tokens"),

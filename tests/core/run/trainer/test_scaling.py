@@ -128,7 +128,7 @@ def other_configuration(patch):
     [
         (lambda patch: patch.setattr(scale, "generates_in_training", lambda _: True), "no rollout replicas"),
         (lambda patch: patch.setattr(scale, "REPLICAS", "no/such/folder"), "cannot be written"),
-        (lambda patch: patch.setattr(scale, "most_replicas", lambda _: 2), "no work for so many"),
+        (lambda patch: patch.setattr(scale, "most_replicas", lambda _: 2), "no work for 3 replicas"),
         (other_configuration, "This version of Anytron cannot read"),
     ],
 )
@@ -174,4 +174,4 @@ def test_replicas_apart_need_a_device_each(new_run):
     with pytest.raises(ConfigError, match="too few devices for the replicas") as caught:
         executor.require_replicas(3)
     assert caught.value.why == "2 training ranks and 3 replicas need one device each, and the platform chip has 4"
-    assert caught.value.fix == "ask for at most 2"
+    assert caught.value.fix == "set the number of replicas to at most 2"

@@ -128,7 +128,7 @@ def test_several_files_are_one_source(tmp_path):
             {},
             r"(?s)no column 'prompt'.*p\.jsonl:1.*its columns are 'question'.*columns`: \{prompt: COLUMN\}",
         ),
-        ({"prompts": "?"}, {}, "(?s)no column 'prompt'.*did you mean prompts"),
+        ({"prompts": "?"}, {}, "(?s)no column 'prompt'.*`columns`: {prompt: COLUMN} .did you mean prompts"),
         ({"prompt": "?"}, {"columns": {"answer": "meta.truth"}}, r"(?s)no column 'meta\.truth'.*\{answer: COLUMN\}"),
         ({"prompt": "?", "meta": [1]}, {"columns": {"answer": "meta.0"}}, r"no column 'meta\.0'"),
         ({"prompt": None}, {}, "(?s)neither a string nor a list.*NoneType"),

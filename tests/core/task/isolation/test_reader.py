@@ -252,7 +252,7 @@ def test_halves_of_letters_paths_and_marks_come_back():
 def test_lengths_that_are_none_make_nothing_larger(lengths):
     header, body = json.dumps(["m", *lengths]).encode(), b"{}"
     frame = b"".join(part for one in (header, body) for part in (struct.pack("<Q", len(one)), one)) + bytes(10)
-    with pytest.raises(ValueError, match="a length is not a number of bytes"):
+    with pytest.raises(ValueError, match="a length in the header is not an integer"):
         unpacked(frame)
 
 

@@ -283,5 +283,5 @@ def test_what_cannot_work_is_refused_before_the_run(monkeypatch):
     with pytest.raises(DataError, match=r"(?s)no entry 'answer'.*prompt p"):
         check(key="answer")
     for url in ("ftp://h/v1", "h/v1", "http://user:pass@h/v1", "http://h/v1?key=x", "file:///etc/passwd"):
-        with pytest.raises(ValidationError, match=r"URL with a host name|user, password or query"):
+        with pytest.raises(ValidationError, match=r"URL with a host name|a user, a password, a query"):
             Judge(url=url, model="m")

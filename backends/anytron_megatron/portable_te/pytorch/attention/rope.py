@@ -32,6 +32,9 @@ def apply_rotary_pos_emb(
     ``[B + 1]``, has the offsets of the sequences over all context-parallel ranks. With ``interleaved``, the two numbers
     of a rotated pair are neighbours; otherwise one is in the first half and the other in the second half. ``fused`` has
     no effect: the platform's kernel is always used.
+
+    Raises:
+        EngineError: ``start_positions`` is given, or ``tensor_format`` is unknown.
     """
     del fused
     refuse_settings("apply_rotary_pos_emb", {"start_positions": start_positions})

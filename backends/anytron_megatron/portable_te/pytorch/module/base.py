@@ -1,4 +1,4 @@
-"""The base of all layers with weights: parameters, their tensor-parallel attributes, empty FP8 state."""
+"""The base of the linear layers: parameters, their tensor-parallel attributes, empty FP8 state."""
 
 from __future__ import annotations
 

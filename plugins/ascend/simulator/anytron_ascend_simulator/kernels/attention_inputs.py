@@ -121,7 +121,10 @@ negative number to all scores of such a row, and its softmax is uniform over all
 
 @dataclass(frozen=True)
 class Attributes:
-    """The arguments that are not tensors, in the operator's order."""
+    """The arguments from the scale to ``sparse_mode`` of the ``aclnnFlashAttention...`` functions, in their order.
+
+    ``npu_fusion_attention`` has another order.
+    """
 
     scale: float
     keep_prob: float
