@@ -38,7 +38,7 @@ class Family:
         title: Common name of the family; empty for families that no test compares with Hugging Face.
         proof: Entries of :data:`COLUMNS` that a test proves: equal to Hugging Face, and to the other layouts.
         refused: Entries of :data:`COLUMNS` that the checks refuse.
-        sparse_attention: Whether it has DeepSeek sparse attention, which does not run here.
+        sparse_attention: Whether it has DeepSeek sparse attention, which runs with megatron-core 0.19 and later.
         runs_model_code: Whether mcore-bridge imports Python files of the model directory to build it.
         obstacle: Why no configuration can train it; empty if one can.
         same_as: Another ``model_type`` that is the same model, where transformers has no class for this one.
@@ -85,6 +85,7 @@ _PUBLISHED = (*_DENSE, "VPP")
 _PUBLISHED_EXPERTS = (*_PUBLISHED, "EP")
 _PUBLISHED_IMAGES = (*_DENSE, "images")
 _NO_STATE = "mcore-bridge's Gated DeltaNet keeps no state from one forward pass to the next"
+_NO_KEYS = "mcore-bridge's sparse attention keeps no keys from one forward pass to the next"
 _NO_IMAGES = "no test generates from images with a cache"
 _UNRELEASED = "mcore-bridge builds it with Megatron's development branch only"
 _OTHER_IMAGES = "it does not read images as patches with a grid, as Qwen2-VL and its successors do"
@@ -202,8 +203,18 @@ _ROWS = (
         takes_images=True,
         cacheless=_NO_IMAGES,
     ),
-    Family("deepseek_v32", "DeepSeek-V3.2", refused=_FORMATS, sparse_attention=True),
-    Family("glm_moe_dsa", "GLM-5", refused=_FORMATS, sparse_attention=True),
+    Family(
+        "deepseek_v32",
+        "DeepSeek-V3.2",
+        _PUBLISHED_EXPERTS,
+        refused=("cache",),
+        sparse_attention=True,
+        rotates_whole_heads=True,
+        cacheless=_NO_KEYS,
+    ),
+    Family(
+        "glm_moe_dsa", "GLM-5", _PUBLISHED_EXPERTS, refused=("cache",), sparse_attention=True, cacheless=_NO_KEYS
+    ),
     Family("kimi_k25", "Kimi-K2.5", refused=_FORMATS, runs_model_code=True),
     Family("kimi_vl", "Kimi-VL", refused=_FORMATS, runs_model_code=True),
     Family("internvl_chat", "InternVL (internvl_chat)", refused=_FORMATS, runs_model_code=True),

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from anytron.config.schema import ModelPart
 
 
+INDEXER = ".indexer."
+"""Part of the names of an indexer's parameters, in Megatron and in files."""
+
 _LOADING_FAILS = (KeyError, AssertionError, RuntimeError, ValueError, OSError, AttributeError, SafetensorError)
 """What mcore-bridge raises, from various places, when a tensor is missing or has another shape."""
 
@@ -105,6 +108,18 @@ def freeze(
             why=f"no parameter of this model belongs to {', '.join(missing)}",
             fix=f"remove {', '.join(missing)} from model.freeze",
         )
+
+
+def freeze_indexers(chunks: Sequence[torch.nn.Module]) -> None:
+    """Freeze the indexers of DeepSeek sparse attention.
+
+    An indexer chooses keys, and a choice has no gradient: in transformers and here its parameters get none, and weight
+    decay would be all that moves them. DeepSeek trains indexers with a loss of their own, which Anytron does not have.
+    """
+    for chunk in chunks:
+        for name, parameter in chunk.named_parameters():
+            if INDEXER in name:
+                parameter.requires_grad_(False)
 
 
 class _Reading:

@@ -45,6 +45,8 @@ transformers, float32 instead of float64 changes SmolLM2-135M's gradients by 2e-
 ROUNDING = 1e-5
 """A gradient below this part of the expected one counts as 0; expected ones below this part of the largest may be 0."""
 SHOWN = 3
+INDEXER = ".indexer."
+"""Part of the names of the weights of DeepSeek sparse attention's indexers, in files."""
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)")
 _IN_A_LAYER = ("mlp", "post_attention_layernorm", "o_proj", "out_proj", "self_attn", "linear_attn", "input_layernorm")
 """From a layer's output to its input."""
@@ -130,7 +132,9 @@ def compare_recomputed(check: str, dtype: str, found: Mapping[str, Tensor], expe
 
 
 def may_be_frozen(name: str, parts: Sequence[ModelPart]) -> bool:
-    """Whether ``model.freeze`` may be the reason that a weight has no gradient.
+    """Whether a weight may have no gradient: ``model.freeze`` may cover it, or it belongs to an indexer.
+
+    Indexers choose keys, and a choice has no gradient, in transformers as in an engine.
 
     Args:
         name: The weight's name in files.
@@ -138,7 +142,7 @@ def may_be_frozen(name: str, parts: Sequence[ModelPart]) -> bool:
     """
     if "visual." in name:
         return "vision_tower" in parts or "aligner" in parts
-    return "language_model" in parts
+    return "language_model" in parts or INDEXER in name
 
 
 def adapter_gradients(
@@ -294,7 +298,11 @@ def check_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, bat
         unknown = found.keys() - wanted.keys()
     else:
         what, frozen = "parameters", frozen_weights(found, expected.gradients, config)
-        reasons = {"frozen (model.freeze)": len(frozen)}
+        indexers = {name for name in frozen if INDEXER in name}
+        reasons = {
+            "frozen (model.freeze)": len(frozen - indexers),
+            "of indexers of sparse attention, which choose keys and have no gradient": len(indexers),
+        }
         wanted = {name: gradient for name, gradient in wanted.items() if name not in frozen}
         unknown = found.keys() - wanted.keys() - tied_copies(found, wanted)
     reasons["of multi-token prediction, which transformers does not compute"] = len(unknown & manifest.optional)
@@ -369,5 +377,5 @@ def computed_gradients(
 
 
 def frozen_weights(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], config: RunConfig) -> set[str]:
-    """Return the names of weights that have no gradient and need none, because ``model.freeze`` covers them."""
+    """Return the names of weights that have no gradient and need none (:func:`may_be_frozen`)."""
     return {name for name in expected.keys() - found.keys() if may_be_frozen(name, config.model.freeze)}
