@@ -92,6 +92,15 @@ def _indexer(key: str, row: Family, text: Mapping[str, Any]) -> Iterator[Diagnos
             f"rotates those of {row.model_type} as if it were {not pairs}",
             f"set indexer_rope_interleave to {str(not pairs).lower()} in the config, as the published models have it",
         )
+    layers = {kind for name in ("indexer_types", "index_topk_pattern") for kind in text.get(name) or ()}
+    if (text.get("index_topk_freq") or 1) > 1 or layers & {"shared", "S"}:
+        yield Diagnostic(
+            "error",
+            key,
+            "some layers take the keys that an earlier layer's indexer has chosen (index_topk_freq, indexer_types), "
+            "and no test compares such layers with transformers",
+            "train a model with an indexer in each layer, such as GLM-5",
+        )
     if not text.get("q_lora_rank", 1):
         yield Diagnostic(
             "error",
@@ -102,7 +111,7 @@ def _indexer(key: str, row: Family, text: Mapping[str, Any]) -> Iterator[Diagnos
 
 
 def sparse_layout_diagnostics(subject: Subject, run: RunConfig) -> Iterator[Diagnostic]:
-    """Check that the ranks can divide sparse attention."""
+    """Check that the ranks can divide sparse attention, and that no adapters are trained."""
     row = FAMILIES.get(str(subject.config.get("model_type")))
     if row is None or not row.sparse_attention:
         return
@@ -114,4 +123,12 @@ def sparse_layout_diagnostics(subject: Subject, run: RunConfig) -> Iterator[Diag
             f"with {_TENSOR} above 1 mcore-bridge's sparse attention needs sequence parallelism: without it a rank's "
             "gradient of the compressed keys would cover its own heads only",
             "set parallel.sequence_parallel=true",
+        )
+    if run.model.lora is not None:
+        yield Diagnostic(
+            "error",
+            "model.lora",
+            "mcore-bridge's sparse attention multiplies by the weight of kv_b_proj itself, so an adapter of this layer "
+            "would have no effect, and no test compares the other layers' adapters",
+            "remove model.lora",
         )

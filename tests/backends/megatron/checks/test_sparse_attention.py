@@ -69,6 +69,9 @@ def test_what_is_set_for_its_layers_is_what_they_need():
         ("glm5", {"index_head_dim": 24, "qk_rope_head_dim": 12}, "a power of two"),
         ("deepseek_v32", {"indexer_rope_interleave": True}, "as if it were False"),
         ("glm5", {"indexer_rope_interleave": False}, "as if it were True"),
+        ("glm5", {"index_topk_freq": 4}, "an earlier layer's indexer"),
+        ("glm5", {"indexer_types": ["full", "shared"] * 2}, "an earlier layer's indexer"),
+        ("glm5", {"index_topk_pattern": "FSFS"}, "an earlier layer's indexer"),
         ("deepseek_v32", {"q_lora_rank": None}, "from the compressed ones"),
         ("deepseek_v32", {"scoring_func": "softmax"}, "DeepSeek-V3.2 routes by sigmoid"),
         ("deepseek_v32", {"num_experts_per_tok": 3}, "DeepSeek-V3.2 by its 2 best"),
@@ -94,6 +97,14 @@ def test_options_that_would_change_what_is_trained_are_refused(option, value, sa
 def test_models_without_an_indexer_get_no_sparse_attention():
     engine = {"options": {"transformer": {"experimental_attention_variant": "dsa"}}}
     assert "deepseek_v3 has no indexer" in refusal(CONFIGS["deepseek_v3"], engine=engine).message
+
+
+def test_adapters_are_refused_because_a_weight_is_read_without_its_layer(newest):
+    model = {"config": PUBLISHED["deepseek_v32"], "tokenizer": "t", "lora": {"rank": 4}}
+    assert "the weight of kv_b_proj itself" in refusal(PUBLISHED["deepseek_v32"], model=model).message
+    if SUPPORTED:
+        layer = source("megatron", "core/transformer/experimental_attention_variant/absorbed_mla.py")
+        assert "self.linear_kv_up_proj.weight" in layer
 
 
 def test_whole_sequences_over_tensor_parallel_ranks_are_refused(newest):
