@@ -248,7 +248,8 @@ class BridgeSource:
         for chunk in chunks:
             _move(chunk, device)
         load_weights(self._bridge, chunks, self.model_dir, self.config.num_layers)
-        freeze_indexers(chunks)
+        if self.traits.sparse_attention:
+            freeze_indexers(chunks)
         return chunks
 
     def export(self, chunks: Sequence[nn.Module], *, saving: bool = False) -> Iterator[tuple[str, Tensor]]:

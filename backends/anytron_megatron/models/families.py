@@ -99,6 +99,10 @@ _TRANSPOSED = (
 )
 _WITHOUT_CLASS = "transformers has no class for it, and Anytron runs no code of a model directory (SECURITY.md)"
 _OMNI = "transformers has no class that computes logits from its config: AutoModelForCausalLM refuses it"
+_MAMBA = (
+    "mcore-bridge builds it of Megatron's Mamba layers, with megatron-core 0.18 and later, and these layers need the "
+    "package mamba-ssm, whose kernels no test has run"
+)
 _INDEXER = ("indexer_n_heads", "indexer_kv_heads", "indexer_head_dim", "indexer_budget", "indexer_compress_ratio")
 
 _ROWS = (
@@ -243,11 +247,12 @@ _ROWS = (
     Family("bailing_moe", "Ling", refused=_FORMATS, obstacle=_WITHOUT_CLASS),
     Family("qwen2_5_omni", "Qwen2.5-Omni", refused=_FORMATS, obstacle=_OMNI),
     Family("qwen3_omni_moe", "Qwen3-Omni", refused=_FORMATS, obstacle=_OMNI),
+    Family("nemotron_h", "Nemotron-3", refused=_FORMATS, obstacle=_MAMBA),
 )  # fmt: skip
 
 FAMILIES: Mapping[str, Family] = {row.model_type: row for row in _ROWS}
-"""Every ``model_type`` that mcore-bridge 1.6.5 registers with megatron-core 0.16 to 0.19, except Mamba hybrids
-(``nemotron_h``, with 0.18 and 0.19). A test compares this table with mcore-bridge, whose import imports Megatron."""
+"""Every ``model_type`` that mcore-bridge 1.6.5 registers with megatron-core 0.16 to 0.19 (``nemotron_h``: with 0.18 and
+0.19 only). A test compares this table with mcore-bridge, whose import imports Megatron."""
 
 
 def proved(column: str) -> str:

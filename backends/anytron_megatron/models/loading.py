@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 
 from anytron.base.errors import EngineError
 from anytron.base.files import exhausted
+from anytron.task.data.pretrained import INDEXER
 from anytron_megatron.models.weight_files import listed
 from anytron_megatron.models.weight_names import may_stay_unread, prediction_tensors
 
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from anytron.base.errors import ResourceError
     from anytron.config.schema import ModelPart
 
-
-INDEXER = ".indexer."
-"""Part of the names of an indexer's parameters, in Megatron and in files."""
 
 _LOADING_FAILS = (KeyError, AssertionError, RuntimeError, ValueError, OSError, AttributeError, SafetensorError)
 """What mcore-bridge raises, from various places, when a tensor is missing or has another shape."""

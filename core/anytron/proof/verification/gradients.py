@@ -20,6 +20,7 @@ from anytron.proof.verification.engines import first_mini_batch, gradient_temper
 from anytron.proof.verification.hugging_face import LOSS, expected_gradients, off_policy
 from anytron.proof.verification.weights import tied_copies
 from anytron.run.trainer.models import model_directory
+from anytron.task.data.pretrained import INDEXER
 from anytron.workers.engines.training_engine import VALUE_HEAD
 
 if TYPE_CHECKING:
@@ -45,8 +46,6 @@ transformers, float32 instead of float64 changes SmolLM2-135M's gradients by 2e-
 ROUNDING = 1e-5
 """A gradient below this part of the expected one counts as 0; expected ones below this part of the largest may be 0."""
 SHOWN = 3
-INDEXER = ".indexer."
-"""Part of the names of the weights of DeepSeek sparse attention's indexers, in files."""
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)")
 _IN_A_LAYER = ("mlp", "post_attention_layernorm", "o_proj", "out_proj", "self_attn", "linear_attn", "input_layernorm")
 """From a layer's output to its input."""

@@ -137,8 +137,9 @@ def test_what_is_not_refused_is_built(installed):
 
 
 def test_the_list_of_families_is_the_bridges(installed):
-    hybrid = {"nemotron_h"} if in_range(MEGATRON, ">=0.18") else set()  # of Mamba layers, which no file here knows
-    assert set(FAMILIES) == set(installed["families"]) - hybrid
+    newer = {"nemotron_h"} if in_range(MEGATRON, "<0.18") else set()
+    assert set(FAMILIES) == {*installed["families"], *newer}
+    assert newer.isdisjoint(installed["families"])
 
 
 def test_the_options_are_the_fields_of_the_installed_config(installed):

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from anytron.config.schema import ModelSection, RunConfig
-from anytron.device.patches.plan import installed_version
+from anytron.device.patches.plan import in_range, installed_version
 from anytron_conformance.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.plugin import MegatronBackend
@@ -153,6 +153,20 @@ def test_the_reason_for_refusing_ernie_with_experts_still_holds():
     assert "softmax" not in allowed
     (root,) = find_spec("mcore_bridge").submodule_search_locations
     assert not [path for path in Path(root).rglob("*.py") if "moe_statics" in path.read_text()]
+
+
+def test_the_reason_for_refusing_mamba_layers_still_holds():
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    megatron = Path(*find_spec("megatron").submodule_search_locations)
+    assert "MambaSSM is not installed" in (megatron / "core/ssm/mamba_mixer.py").read_text()
+    (root,) = find_spec("mcore_bridge").submodule_search_locations
+    builds = (Path(root) / "model/gpts/nemotron_h.py").read_text()
+    assert "from megatron.core.ssm.mamba_layer import MambaLayer" in builds
+    assert "if _HYBRID_MODEL_AVAILABLE:" in builds
+    assert (megatron / "core/models/hybrid").is_dir() == in_range(MEGATRON, ">=0.18")
+    assert "mamba-ssm" in refusal({"model_type": "nemotron_h"}).message
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_omni", "qwen3_omni_moe"])

@@ -13,9 +13,8 @@ from transformers import AutoConfig
 from anytron.proof.verification.gradients import computed_gradients
 from anytron.proof.verification.hugging_face import ExpectedGradients, expected_gradients
 from anytron.run.trainer.updates import UpdatePlan
-from anytron.task.data.pretrained import model_class, take_latent_epsilon
+from anytron.task.data.pretrained import INDEXER, model_class, take_latent_epsilon
 from anytron_conformance.tiny_models import IMAGE_TOKEN
-from anytron_megatron.models.loading import INDEXER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

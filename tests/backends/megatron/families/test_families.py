@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from anytron.base.errors import ConfigError
 from anytron.device.loading import open_session
 from anytron.device.patches.plan import in_range, installed_version
+from anytron.task.data.pretrained import INDEXER
 from anytron_megatron.models.families import FAMILIES
-from anytron_megatron.models.loading import INDEXER
 from tests.backends.megatron.families.layouts import CP2, CP2_PADDED, EVERY_MODEL, MODELS, ONE, REFUSALS, Layout, proved
 from tests.backends.megatron.families.observe import BOUNDS, Truth, beyond_bounds, compare, largest, observe
 from tests.backends.megatron.families.table import PAGE, mask_rows, refused_rows, rows_of, support_rows
@@ -39,6 +39,7 @@ every_model = pytest.mark.parametrize(
 )
 QWEN3 = MODELS[0]
 (QWEN3_NEXT,) = (model for model in MODELS if model.name == "qwen3_next")
+(SPARSE,) = (model for model in EVERY_MODEL if model.name == "deepseek_v32")
 (GLM4_6,) = (model for model in EVERY_MODEL if model.name == "glm4_6")
 
 
@@ -198,6 +199,24 @@ def test_a_broken_bridge_is_noticed(case, ranks, truth_of, tiny_family, policy_l
 
     assert beyond_bounds(figures) == expected
     assert re.search(worst, figures.worst)
+
+
+@pytest.mark.families
+@pytest.mark.skipif(SPARSE.refused, reason="refused with the installed megatron-core")
+def test_an_indexer_that_chooses_other_keys_is_noticed(
+    ranks, truth_of, tiny_family, policy_loss, write_extension, tmp_path
+):
+    """Its queries are ``[T, B, N, D]`` and its keys ``[T, B, D]``: only queries are transformed."""
+    write_extension(
+        "anytron_megatron.patches.sparse_attention:hadamard_transform",
+        "lambda original: lambda x: original(x) if x.ndim == 4 else x",
+    )
+    truth = truth_of(SPARSE)
+    one = observe(ranks, tiny_family(SPARSE.name), ONE, truth, policy_loss, tmp_path)
+    figures = compare(one, one, truth)
+    assert figures.logits > 1e-2
+    assert figures.policy_gradients > 1e-2
+    assert figures.unequal == ()
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: f"{refusal.family}-{refusal.layout.name}")
