@@ -37,7 +37,8 @@ def hadamard_transform(x: Tensor) -> Tensor:
         first, second = sums.unflatten(-1, (-1, 2, step)).unbind(-2)
         sums = torch.stack((first + second, first - second), -2).flatten(-3)
         step *= 2
-    return (sums * width**-0.5).to(x.dtype)
+    transformed: Tensor = sums * width**-0.5
+    return transformed.to(x.dtype)
 
 
 def rotate_in_torch(original: Callable[..., Any]) -> Callable[..., Any]:
