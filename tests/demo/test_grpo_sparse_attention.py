@@ -16,6 +16,7 @@ from tests.demo.test_grpo_sort import ROOT
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.mcore,
     pytest.mark.skipif(
         not in_range(installed_version("megatron-core"), SPARSE_ATTENTION), reason="refused with earlier releases"
     ),

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from anytron.config.schema import RunConfig
 from anytron.device.patches.plan import in_range
 from anytron_conformance.tiny_models import CONFIGS
 from anytron_megatron.checks import sparse_attention
 from anytron_megatron.models.release import SPARSE_ATTENTION
+from anytron_megatron.plugin import MegatronBackend
 from tests.backends.megatron.checks.test_model import MEGATRON, refusal, remarks
 from tests.backends.megatron.families.published import PUBLISHED
 
@@ -55,11 +57,10 @@ def test_the_reason_is_true_of_the_installed_release():
     assert "padding_free/context parallelism" in source("mcore_bridge", "model/modules/multi_latent_attention.py")
 
 
-@pytest.mark.skipif(not SUPPORTED, reason="0.19 has it")
 def test_what_is_set_for_its_layers_is_what_they_need():
     config = source("megatron", "core/transformer/transformer_config.py")
-    assert "cp_comm_type=allgather only" in config
-    assert "dsa_indexer_k_norm_epsilon: Optional[float] = None" in config
+    assert ("cp_comm_type=allgather only" in config) == SUPPORTED
+    assert ("dsa_indexer_k_norm_epsilon: Optional[float] = None" in config) == SUPPORTED
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,10 @@ def test_models_without_an_indexer_get_no_sparse_attention():
 
 def test_adapters_are_refused_because_a_weight_is_read_without_its_layer(newest):
     model = {"config": PUBLISHED["deepseek_v32"], "tokenizer": "t", "lora": {"rank": 4}}
-    assert "the weight of kv_b_proj itself" in refusal(PUBLISHED["deepseek_v32"], model=model).message
+    sections = {"data": {"source": "s"}, "rewards": [{"function": "f"}], "rollout": {"max_new_tokens": 8}}
+    (refused,) = MegatronBackend().configure(RunConfig.model_validate({"model": model, **sections}))
+    assert refused.key == "model.lora"
+    assert "the weight of kv_b_proj itself" in refused.message
     if SUPPORTED:
         layer = source("megatron", "core/transformer/experimental_attention_variant/absorbed_mla.py")
         assert "self.linear_kv_up_proj.weight" in layer

@@ -24,7 +24,10 @@ from tests.backends.megatron.ranks import engine_config
 def marks_of(model, layout):
     """Marks of the tests of a model in a layout; a model that the installed release refuses is skipped."""
     refused = pytest.mark.skipif(model.refused, reason="refused with the installed megatron-core")
-    return [refused, *(getattr(pytest.mark, mark) for mark in model.marks(layout))]
+    return [
+        *([refused, pytest.mark.mcore] if model.refused else []),
+        *(getattr(pytest.mark, mark) for mark in model.marks(layout)),
+    ]
 
 
 CASES = [
@@ -202,6 +205,7 @@ def test_a_broken_bridge_is_noticed(case, ranks, truth_of, tiny_family, policy_l
 
 
 @pytest.mark.families
+@pytest.mark.mcore
 @pytest.mark.skipif(SPARSE.refused, reason="refused with the installed megatron-core")
 def test_an_indexer_that_chooses_other_keys_is_noticed(
     ranks, truth_of, tiny_family, policy_loss, write_extension, tmp_path
