@@ -125,12 +125,17 @@ class ModelBuilder:
     def _shares_prompts(self, traits: ModelTraits, sequence_format: Format) -> bool:
         """Whether a prompt may be computed once for several samples.
 
-        False for models with recurrent layers or experts, whose states or loads depend on how often a token occurs, and
-        with multi-token prediction, which needs tokens beyond the end of a shared prompt.
+        False for models with recurrent layers or experts, whose states or loads depend on how often a token occurs;
+        with sparse attention, whose layers take no map of what a token may see; and with multi-token prediction, which
+        needs tokens beyond the end of a shared prompt.
         """
         options = MegatronOptions.of(self._config)
         by_attention_alone = traits.causal and not (
-            traits.vision or traits.linear_attention or traits.mixture_of_experts or options.mtp_loss_coefficient
+            traits.vision
+            or traits.linear_attention
+            or traits.sparse_attention
+            or traits.mixture_of_experts
+            or options.mtp_loss_coefficient
         )
         packed_whole = sequence_format == "thd" and self._sizes.context == 1
         return options.share_prompts and by_attention_alone and packed_whole and self._portable

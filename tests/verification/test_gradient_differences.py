@@ -97,6 +97,7 @@ def test_only_frozen_parts_may_lack_gradients():
     assert not may_be_frozen("model.visual.blocks.0.attn.qkv.weight", ["language_model"])
     assert may_be_frozen("model.language_model.layers.0.mlp.up_proj.weight", ["language_model"])
     assert not may_be_frozen("lm_head.weight", [])
+    assert may_be_frozen("model.layers.0.self_attn.indexer.wk.weight", [])
 
 
 def test_adapters_gradients_are_those_of_autograd():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import did_you_mean
 from anytron.config.diagnostics import Diagnostic
+from anytron_megatron.checks.sparse_attention import sparse_diagnostics
 from anytron_megatron.models.families import FAMILIES, proved
 from anytron_megatron.options import transformer_fields
 
@@ -19,16 +20,21 @@ if TYPE_CHECKING:
 
 _RATED_BY = {
     "deepseek_v2": 1,
-    **dict.fromkeys(("deepseek_v3", "dots1", "glm4_moe", "glm4_moe_lite", "glm4v_moe"), 2),
+    **dict.fromkeys(
+        ("deepseek_v3", "deepseek_v32", "dots1", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa"), 2
+    ),
 }
 """Number of a group's best experts by which a family rates the group (DeepSeek-V2: https://arxiv.org/abs/2405.04434,
 section 2.2.2; DeepSeek-V3: https://arxiv.org/abs/2412.19437, section 2.1.2, K_r / M = 8 / 4)."""
 
 _NO_GROUPS = {"n_group": 1, "topk_group": 1}
-_GROUPS = {"deepseek_v3": {"n_group": 8, "topk_group": 4}}
+_GROUPS = {family: {"n_group": 8, "topk_group": 4} for family in ("deepseek_v3", "deepseek_v32")}
 """What transformers takes where a config does not say how many groups of experts there are, and how many are chosen."""
 
-_SIGMOID = ("deepseek_v3", "dots1", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "hy_v3", "minimax_m2")
+_SIGMOID = (
+    "deepseek_v3", "deepseek_v32", "dots1", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa", "hy_v3",
+    "minimax_m2",
+)  # fmt: skip
 """Families whose routers score by sigmoid, in Megatron and in transformers."""
 
 _ANOTHER = "train a model of another family; docs/reference/families.md lists the families"
@@ -102,16 +108,8 @@ def model_diagnostics(subject: Subject, options: MegatronOptions) -> Iterator[Di
     if obstacle := _obstacle(row, subject.text):
         yield Diagnostic("error", key, f"{family} cannot be trained: {obstacle[0]}", obstacle[1])
         return
-    if row.sparse_attention or options.transformer.get("experimental_attention_variant") == "dsa":
-        yield Diagnostic(
-            "error",
-            key,
-            f"{family} has DeepSeek sparse attention, which does not run: mcore-bridge's indexer needs megatron-core "
-            "0.17 or later and the CUDA extension fast_hadamard_transform, and before 0.19 Megatron's refuses packed "
-            "sequences and context parallelism",
-            "train a model without sparse attention, for example DeepSeek-V3",
-        )
-    elif not row.proof:
+    yield from sparse_diagnostics(key, row, subject.text, options)
+    if not row.proof:
         yield Diagnostic(
             "warning",
             key,
@@ -173,8 +171,8 @@ def prediction_diagnostics(policy: Subject, options: MegatronOptions) -> Iterato
 
 def _routing(key: str, family: str, text: Mapping[str, Any], options: MegatronOptions) -> Iterator[Diagnostic]:
     """Check that Megatron routes as the family's code in transformers does."""
-    if family == "deepseek_v3" and text.get("n_routed_experts", 1):
-        yield from _described_routing(key, text, options)
+    if family in _GROUPS and text.get("n_routed_experts", 1):
+        yield from _described_routing(key, family, text, options)
     count, groups = (text.get(name, default) or 1 for name, default in _GROUPS.get(family, _NO_GROUPS).items())
     chosen = text.get("num_experts_per_tok") or 8
     normalised = text.get("norm_topk_prob", family != "dots1")
@@ -199,19 +197,21 @@ def _routing(key: str, family: str, text: Mapping[str, Any], options: MegatronOp
         )
 
 
-def _described_routing(key: str, text: Mapping[str, Any], options: MegatronOptions) -> Iterator[Diagnostic]:
+def _described_routing(
+    key: str, family: str, text: Mapping[str, Any], options: MegatronOptions
+) -> Iterator[Diagnostic]:
     """Check that DeepSeek-V3's config describes its routing: Megatron reads it there, transformers has it built in."""
-    option = "engine.options.transformer.moe_router_score_function"
+    title, option = FAMILIES[family].title, "engine.options.transformer.moe_router_score_function"
     given, scoring = options.transformer.get("moe_router_score_function"), text.get("scoring_func")
     if given not in (None, "sigmoid"):
-        message = f"this option is {given}, but DeepSeek-V3 routes by sigmoid"
+        message = f"this option is {given}, but {title} routes by sigmoid"
         yield Diagnostic("error", option, message, f"set {option}=sigmoid")
     elif given is None and scoring != "sigmoid":
         found = "lacks scoring_func" if scoring is None else f"says scoring_func {scoring}"
         yield Diagnostic(
             "error",
             key,
-            f"the model's config {found}: Megatron would route by softmax, and DeepSeek-V3 routes by sigmoid",
+            f"the model's config {found}: Megatron would route by softmax, and {title} routes by sigmoid",
             'write "scoring_func": "sigmoid" and "topk_method": "noaux_tc" into the model\'s config, as the published '
             "config.json has them",
         )
@@ -221,7 +221,7 @@ def _described_routing(key: str, text: Mapping[str, Any], options: MegatronOptio
             key,
             f"the model's config says topk_method {text['topk_method']}, which Megatron does not read: it would choose "
             "experts as noaux_tc does",
-            'set "topk_method": "noaux_tc" in the config if the model routes so, as DeepSeek-V3 does',
+            'set "topk_method": "noaux_tc" in the config if the model routes so, as the published ones do',
         )
 
 

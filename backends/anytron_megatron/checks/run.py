@@ -16,6 +16,7 @@ from anytron_megatron.checks.layout import (
 from anytron_megatron.checks.lora import lora_diagnostics
 from anytron_megatron.checks.model import model_diagnostics, prediction_diagnostics, transformer_diagnostics
 from anytron_megatron.checks.roles import critic_diagnostics, reward_model_diagnostics, teacher_diagnostics
+from anytron_megatron.checks.sparse_attention import sparse_layout_diagnostics
 from anytron_megatron.checks.subject import Subject
 from anytron_megatron.checks.training import deterministic_diagnostics, optimizer_diagnostics, reduction_diagnostics
 from anytron_megatron.models.weight_files import weight_diagnostics
@@ -89,5 +90,6 @@ def _of_any_model(model: Subject, run: RunConfig, options: MegatronOptions) -> I
         yield from weight_diagnostics(model.key, model.path, model.config, scores=model.scores)
     yield from size_diagnostics(model, run, options)
     yield from linear_attention_diagnostics(model, run)
+    yield from sparse_layout_diagnostics(model, run)
     yield from vision_diagnostics(model, run, options)
     yield from expert_diagnostics(model, run, options)

@@ -13,10 +13,17 @@ import torch
 
 from anytron.base.errors import ConfigError, EngineError
 from anytron.base.traits import AttentionHeads
+from anytron.sequences.masks import MaskKind
 from anytron.task.data.pretrained import read_hf_config
-from anytron_megatron.models.configuration import accepted_masks, completed, refuse_missing_quantisation, traits_of
+from anytron_megatron.models.configuration import (
+    SPARSE_ATTENTION,
+    accepted_masks,
+    completed,
+    refuse_missing_quantisation,
+    traits_of,
+)
 from anytron_megatron.models.families import FAMILIES
-from anytron_megatron.models.loading import load_weights
+from anytron_megatron.models.loading import freeze_indexers, load_weights
 from anytron_megatron.models.views import without_clones
 from anytron_megatron.models.weight_names import prediction_tensors
 from anytron_megatron.training.vision import VisionInputs
@@ -30,7 +37,6 @@ if TYPE_CHECKING:
 
     from anytron.base.traits import ModelTraits, ParallelSizes
     from anytron.config.schema import ModelPart
-    from anytron.sequences.masks import MaskKind
 
 _RECOMPUTE: Mapping[str, Mapping[str, Any]] = {
     "none": {},
@@ -116,13 +122,15 @@ class BridgeSource:
             converted = completed(hf_to_mcore_config(self.hf_config))
         except Exception as error:  # each family's reading of its fields fails in its own way
             raise _unreadable(model_dir, error) from error
-        recurrent = converted.get("experimental_attention_variant") == "gated_delta_net"
+        variant = converted.get("experimental_attention_variant")
+        recurrent = variant == "gated_delta_net"
         config_class = get_model_meta(family).config_cls
         if converted.get("multi_latent_attention"):
             config_class = MLAModelConfig
         fields = {
             **converted,
             **_RECOMPUTE[recompute],
+            **(SPARSE_ATTENTION if variant == "dsa" else {}),
             "params_dtype": dtype,
             "bf16": dtype is torch.bfloat16,
             "tensor_model_parallel_size": sizes.tensor,
@@ -217,6 +225,8 @@ class BridgeSource:
 
     def accepted_masks(self, sequence_format: str, *, portable: bool) -> frozenset[MaskKind]:
         """Return the kinds of mask that can reach the model's attention."""
+        if self.traits.sparse_attention:
+            return frozenset({MaskKind.NONE})
         ranks = self.config.context_parallel_size
         return accepted_masks(sequence_format, context_parallel=ranks, vision=self.traits.vision, portable=portable)
 
@@ -238,6 +248,8 @@ class BridgeSource:
         for chunk in chunks:
             _move(chunk, device)
         load_weights(self._bridge, chunks, self.model_dir, self.config.num_layers)
+        if self.traits.sparse_attention:
+            freeze_indexers(chunks)
         return chunks
 
     def export(self, chunks: Sequence[nn.Module], *, saving: bool = False) -> Iterator[tuple[str, Tensor]]:

@@ -27,8 +27,15 @@ def traits_of(config: TransformerConfig) -> ModelTraits:
         latent_attention=bool(config.multi_latent_attention),
         linear_attention=getattr(config, "experimental_attention_variant", None) == "gated_delta_net",
         mixture_of_experts=bool(config.num_moe_experts),
+        sparse_attention=getattr(config, "experimental_attention_variant", None) == "dsa",
         window=None if window is None else (int(window[0]), int(window[1])),
     )
+
+
+SPARSE_ATTENTION = {"cp_comm_type": "allgather", "dsa_indexer_k_norm_epsilon": 1e-6}
+"""Fields of Megatron's transformer config for models with DeepSeek sparse attention. With context parallelism its
+layers gather keys, and refuse every other way. The norm of the indexer's keys has an epsilon of its own, in
+transformers, vLLM and DeepSeek's code; Megatron would take ``rms_norm_eps``, which is 1e-5 in GLM-5."""
 
 
 def features_of(config: TransformerConfig) -> list[Feature]:

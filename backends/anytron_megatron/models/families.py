@@ -38,7 +38,7 @@ class Family:
         title: Common name of the family; empty for families that no test compares with Hugging Face.
         proof: Entries of :data:`COLUMNS` that a test proves: equal to Hugging Face, and to the other layouts.
         refused: Entries of :data:`COLUMNS` that the checks refuse.
-        sparse_attention: Whether it has DeepSeek sparse attention, which does not run here.
+        sparse_attention: Whether it has DeepSeek sparse attention, which runs with megatron-core 0.19 and later.
         runs_model_code: Whether mcore-bridge imports Python files of the model directory to build it.
         obstacle: Why no configuration can train it; empty if one can.
         same_as: Another ``model_type`` that is the same model, where transformers has no class for this one.
@@ -85,6 +85,7 @@ _PUBLISHED = (*_DENSE, "VPP")
 _PUBLISHED_EXPERTS = (*_PUBLISHED, "EP")
 _PUBLISHED_IMAGES = (*_DENSE, "images")
 _NO_STATE = "mcore-bridge's Gated DeltaNet keeps no state from one forward pass to the next"
+_NO_KEYS = "mcore-bridge's sparse attention keeps no keys from one forward pass to the next"
 _NO_IMAGES = "no test generates from images with a cache"
 _UNRELEASED = "mcore-bridge builds it with Megatron's development branch only"
 _OTHER_IMAGES = "it does not read images as patches with a grid, as Qwen2-VL and its successors do"
@@ -98,6 +99,10 @@ _TRANSPOSED = (
 )
 _WITHOUT_CLASS = "transformers has no class for it, and Anytron runs no code of a model directory (SECURITY.md)"
 _OMNI = "transformers has no class that computes logits from its config: AutoModelForCausalLM refuses it"
+_MAMBA = (
+    "mcore-bridge builds it of Megatron's Mamba layers, with megatron-core 0.18 and later, and these layers need the "
+    "package mamba-ssm, whose kernels no test has run"
+)
 _INDEXER = ("indexer_n_heads", "indexer_kv_heads", "indexer_head_dim", "indexer_budget", "indexer_compress_ratio")
 
 _ROWS = (
@@ -202,8 +207,18 @@ _ROWS = (
         takes_images=True,
         cacheless=_NO_IMAGES,
     ),
-    Family("deepseek_v32", "DeepSeek-V3.2", refused=_FORMATS, sparse_attention=True),
-    Family("glm_moe_dsa", "GLM-5", refused=_FORMATS, sparse_attention=True),
+    Family(
+        "deepseek_v32",
+        "DeepSeek-V3.2",
+        _PUBLISHED_EXPERTS,
+        refused=("cache",),
+        sparse_attention=True,
+        rotates_whole_heads=True,
+        cacheless=_NO_KEYS,
+    ),
+    Family(
+        "glm_moe_dsa", "GLM-5", _PUBLISHED_EXPERTS, refused=("cache",), sparse_attention=True, cacheless=_NO_KEYS
+    ),
     Family("kimi_k25", "Kimi-K2.5", refused=_FORMATS, runs_model_code=True),
     Family("kimi_vl", "Kimi-VL", refused=_FORMATS, runs_model_code=True),
     Family("internvl_chat", "InternVL (internvl_chat)", refused=_FORMATS, runs_model_code=True),
@@ -232,11 +247,12 @@ _ROWS = (
     Family("bailing_moe", "Ling", refused=_FORMATS, obstacle=_WITHOUT_CLASS),
     Family("qwen2_5_omni", "Qwen2.5-Omni", refused=_FORMATS, obstacle=_OMNI),
     Family("qwen3_omni_moe", "Qwen3-Omni", refused=_FORMATS, obstacle=_OMNI),
+    Family("nemotron_h", "Nemotron-3", refused=_FORMATS, obstacle=_MAMBA),
 )  # fmt: skip
 
 FAMILIES: Mapping[str, Family] = {row.model_type: row for row in _ROWS}
-"""Every ``model_type`` that mcore-bridge 1.6.5 registers with megatron-core 0.16 to 0.19, except Mamba hybrids
-(``nemotron_h``, with 0.18 and 0.19). A test compares this table with mcore-bridge, whose import imports Megatron."""
+"""Every ``model_type`` that mcore-bridge 1.6.5 registers with megatron-core 0.16 to 0.19 (``nemotron_h``: with 0.18 and
+0.19 only). A test compares this table with mcore-bridge, whose import imports Megatron."""
 
 
 def proved(column: str) -> str:

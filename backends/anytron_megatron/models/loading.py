@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 
 from anytron.base.errors import EngineError
 from anytron.base.files import exhausted
+from anytron.task.data.pretrained import INDEXER
 from anytron_megatron.models.weight_files import listed
 from anytron_megatron.models.weight_names import may_stay_unread, prediction_tensors
 
@@ -105,6 +106,18 @@ def freeze(
             why=f"no parameter of this model belongs to {', '.join(missing)}",
             fix=f"remove {', '.join(missing)} from model.freeze",
         )
+
+
+def freeze_indexers(chunks: Sequence[torch.nn.Module]) -> None:
+    """Freeze the indexers of DeepSeek sparse attention.
+
+    An indexer chooses keys, and a choice has no gradient: in transformers and here its parameters get none, and weight
+    decay would be all that moves them. DeepSeek trains indexers with a loss of their own, which Anytron does not have.
+    """
+    for chunk in chunks:
+        for name, parameter in chunk.named_parameters():
+            if INDEXER in name:
+                parameter.requires_grad_(False)
 
 
 class _Reading:

@@ -59,6 +59,7 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
         attention.MLA_VALUES: of_megatron,
         attention.MLA_QUERY_NORM: of_megatron,
         attention.MLA_ROTARY_KEY: bridge,
+        attention.SPARSE_ROTATION: of_megatron,
         models.ROUTER_PADDING: of_megatron,
         models.OFFLOADED_OPTIMIZER: redirected,
         models.ROUTER_GEMM: of_megatron and not transformer_engine,

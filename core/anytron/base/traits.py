@@ -16,6 +16,8 @@ class ModelTraits:
         linear_attention: Some layers are recurrent (Gated DeltaNet) and must not see padding.
         mixture_of_experts: Some layers route tokens to experts; padding must not be routed.
         window: Sliding window ``(left, right)`` in tokens, -1 = unlimited; None = no window.
+        sparse_attention: Some layers choose each token's keys (DeepSeek sparse attention); they are causal, and take no
+            mask.
     """
 
     causal: bool = True
@@ -24,6 +26,7 @@ class ModelTraits:
     linear_attention: bool = False
     mixture_of_experts: bool = False
     window: tuple[int, int] | None = None
+    sparse_attention: bool = False
 
 
 @dataclass(frozen=True)

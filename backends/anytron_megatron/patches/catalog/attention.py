@@ -1,4 +1,4 @@
-"""Patches of attention layers: multi-latent attention, rotary embeddings, and Gated DeltaNet."""
+"""Patches of attention layers: multi-latent and sparse attention, rotary embeddings, and Gated DeltaNet."""
 
 from __future__ import annotations
 
@@ -98,6 +98,20 @@ MLA_ROTARY_KEY = Patch(
     upstream="mcore_bridge/model/modules/multi_latent_attention.py, line 80; Megatron-LM #6839 for the gradient",
     remove_when="mcore-bridge asks for sequence_parallel before it gathers, and sums the gradient where it does not",
     replacement=f"{FIXES}.latent_attention:share_whole_sequences",
+)
+SPARSE_ROTATION = Patch(
+    id="megatron.sparse-attention-rotation",
+    target="megatron.core.transformer.experimental_attention_variant.dsa:rotate_activation",
+    phase=Phase.BEFORE_BUILD,
+    package=MEGATRON,
+    requires=">=0.16",
+    reason=(
+        "the indexer of DeepSeek sparse attention rotates with the CUDA extension fast_hadamard_transform, and "
+        "bfloat16 only"
+    ),
+    upstream="megatron/core/transformer/experimental_attention_variant/dsa.py, rotate_activation",
+    remove_when="Megatron rotates in torch where the extension is missing, in every element type",
+    replacement=f"{FIXES}.sparse_attention:rotate_in_torch",
 )
 
 ROPE_TABLE = Patch(

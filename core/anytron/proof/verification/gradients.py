@@ -20,6 +20,7 @@ from anytron.proof.verification.engines import first_mini_batch, gradient_temper
 from anytron.proof.verification.hugging_face import LOSS, expected_gradients, off_policy
 from anytron.proof.verification.weights import tied_copies
 from anytron.run.trainer.models import model_directory
+from anytron.task.data.pretrained import INDEXER
 from anytron.workers.engines.training_engine import VALUE_HEAD
 
 if TYPE_CHECKING:
@@ -130,7 +131,9 @@ def compare_recomputed(check: str, dtype: str, found: Mapping[str, Tensor], expe
 
 
 def may_be_frozen(name: str, parts: Sequence[ModelPart]) -> bool:
-    """Whether ``model.freeze`` may be the reason that a weight has no gradient.
+    """Whether a weight may have no gradient: ``model.freeze`` may cover it, or it belongs to an indexer.
+
+    Indexers choose keys, and a choice has no gradient, in transformers as in an engine.
 
     Args:
         name: The weight's name in files.
@@ -138,7 +141,7 @@ def may_be_frozen(name: str, parts: Sequence[ModelPart]) -> bool:
     """
     if "visual." in name:
         return "vision_tower" in parts or "aligner" in parts
-    return "language_model" in parts
+    return "language_model" in parts or INDEXER in name
 
 
 def adapter_gradients(
@@ -294,7 +297,11 @@ def check_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, bat
         unknown = found.keys() - wanted.keys()
     else:
         what, frozen = "parameters", frozen_weights(found, expected.gradients, config)
-        reasons = {"frozen (model.freeze)": len(frozen)}
+        indexers = {name for name in frozen if INDEXER in name}
+        reasons = {
+            "frozen (model.freeze)": len(frozen - indexers),
+            "of indexers of sparse attention, which choose keys and have no gradient": len(indexers),
+        }
         wanted = {name: gradient for name, gradient in wanted.items() if name not in frozen}
         unknown = found.keys() - wanted.keys() - tied_copies(found, wanted)
     reasons["of multi-token prediction, which transformers does not compute"] = len(unknown & manifest.optional)
@@ -369,5 +376,5 @@ def computed_gradients(
 
 
 def frozen_weights(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], config: RunConfig) -> set[str]:
-    """Return the names of weights that have no gradient and need none, because ``model.freeze`` covers them."""
+    """Return the names of weights that have no gradient and need none (:func:`may_be_frozen`)."""
     return {name for name in expected.keys() - found.keys() if may_be_frozen(name, config.model.freeze)}

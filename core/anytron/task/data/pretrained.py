@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from anytron.config.schema import ModelSection
 
+INDEXER = ".indexer."
+"""Part of the names of the weights of DeepSeek sparse attention's indexers, in files and in Megatron."""
 _LATENT_NORMS = ("q_a_layernorm", "kv_a_layernorm")
 _DATA_ONLY: Mapping[str, bool] = {"local_files_only": True, "trust_remote_code": False}
 """Arguments for all that transformers loads: only from the directory, without its code, and without questions."""

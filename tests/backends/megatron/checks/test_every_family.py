@@ -13,6 +13,7 @@ from anytron.config.schema import ModelSection, RunConfig
 from anytron.device.patches.plan import in_range, installed_version
 from anytron.task.data.vision import load_vision
 from anytron_megatron.models.families import FAMILIES
+from anytron_megatron.models.release import SPARSE_ATTENTION
 from anytron_megatron.options import transformer_fields
 from anytron_megatron.plugin import MegatronBackend
 
@@ -29,9 +30,11 @@ SMALL = {
 }  # fmt: skip
 BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "moe_layers", "indexer_types")
 TOKENS = {"image_token_id": 500, "video_token_id": 501, "audio_token_id": 502}
+DEEPSEEK = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "num_experts_per_tok": 2}
 WRITTEN = {
     # Published configurations say so; transformers has it built in.
-    "deepseek_v3": {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "num_experts_per_tok": 2},
+    **dict.fromkeys(("deepseek_v3", "deepseek_v32"), DEEPSEEK),
+    "glm_moe_dsa": {"indexer_rope_interleave": True, "num_experts_per_tok": 2},
     # transformers has no experts by default, and takes no such model.
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True},
     "hy_v3": {"qk_norm": True, "moe_router_use_sigmoid": True, "moe_router_enable_expert_bias": True},
@@ -127,14 +130,16 @@ def test_what_is_not_refused_is_built(installed):
     sizes = dict(installed["built"])
     contradiction = sizes.pop("sizes of experts and no experts")
     assert re.search(r"(?s)^refused: .*refuse the model.*moe_ffn_hidden_size must be None", contradiction)
-    assert {row.model_type for row in FAMILIES.values() if row.proof} < sizes.keys()
+    sparse = in_range(MEGATRON, SPARSE_ATTENTION)
+    assert {row.model_type for row in FAMILIES.values() if row.proof and sparse >= row.sparse_attention} < sizes.keys()
     assert {name: size for name, size in sizes.items() if not isinstance(size, int)} == {}
     assert 0 < min(sizes.values()) <= max(sizes.values()) < 20e6
 
 
 def test_the_list_of_families_is_the_bridges(installed):
-    hybrid = {"nemotron_h"} if in_range(MEGATRON, ">=0.18") else set()  # of Mamba layers, which no file here knows
-    assert set(FAMILIES) == set(installed["families"]) - hybrid
+    newer = {"nemotron_h"} if in_range(MEGATRON, "<0.18") else set()
+    assert set(FAMILIES) == {*installed["families"], *newer}
+    assert newer.isdisjoint(installed["families"])
 
 
 def test_the_options_are_the_fields_of_the_installed_config(installed):

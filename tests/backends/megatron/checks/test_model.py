@@ -39,7 +39,9 @@ def test_the_families_of_the_tests_are_not_remarked_on(family):
     assert remarks(CONFIGS[family]) == []
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize(
+    "name", [name for name, model in PUBLISHED.items() if not FAMILIES[model["model_type"]].sparse_attention]
+)
 def test_published_configurations_are_not_remarked_on(name):
     assert remarks(PUBLISHED[name]) == []
 
@@ -156,6 +158,20 @@ def test_the_reason_for_refusing_ernie_with_experts_still_holds():
     assert not [path for path in Path(root).rglob("*.py") if "moe_statics" in path.read_text()]
 
 
+def test_the_reason_for_refusing_mamba_layers_still_holds():
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    megatron = Path(*find_spec("megatron").submodule_search_locations)
+    assert "MambaSSM is not installed" in (megatron / "core/ssm/mamba_mixer.py").read_text()
+    (root,) = find_spec("mcore_bridge").submodule_search_locations
+    builds = (Path(root) / "model/gpts/nemotron_h.py").read_text()
+    assert "from megatron.core.ssm.mamba_layer import MambaLayer" in builds
+    assert "if _HYBRID_MODEL_AVAILABLE:" in builds
+    assert (megatron / "core/models/hybrid").is_dir() == in_range(MEGATRON, ">=0.18")
+    assert "mamba-ssm" in refusal({"model_type": "nemotron_h"}).message
+
+
 @pytest.mark.parametrize("family", ["qwen2_5_omni", "qwen3_omni_moe"])
 def test_families_whose_config_no_class_of_logits_takes_are_refused(family):
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
@@ -163,11 +179,6 @@ def test_families_whose_config_no_class_of_logits_takes_are_refused(family):
     assert CONFIG_MAPPING[family] not in MODEL_FOR_CAUSAL_LM_MAPPING
     assert CONFIG_MAPPING[family] not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     assert "AutoModelForCausalLM refuses it" in refusal({"model_type": family}).message
-
-
-@pytest.mark.parametrize("family", ["deepseek_v32", "glm_moe_dsa"])
-def test_sparse_attention_is_refused_with_the_reason(family):
-    assert "fast_hadamard_transform" in refusal({**CONFIGS["qwen3"], "model_type": family}).message
 
 
 def test_families_whose_bridge_imports_files_of_the_model_directory_are_those_that_are_refused():
@@ -193,17 +204,6 @@ def test_families_whose_bridge_imports_files_of_the_model_directory_are_those_th
     assert importing == {row.model_type for row in FAMILIES.values() if row.runs_model_code}
     for family in importing:
         assert "runs no code of a model directory" in refusal({**CONFIGS["qwen3"], "model_type": family}).message
-
-
-def test_the_reason_for_refusing_sparse_attention_still_holds():
-    from importlib.util import find_spec
-    from pathlib import Path
-
-    (root,) = find_spec("megatron").submodule_search_locations
-    module = Path(root) / "core/transformer/experimental_attention_variant/dsa.py"
-    assert ("fused_qk_topk_naive" in module.read_text()) == in_range(MEGATRON, ">=0.17")
-    assert "fast_hadamard_transform" in module.read_text()
-    assert ("Packed sequence is not supported" in module.read_text()) == in_range(MEGATRON, "<0.19")
 
 
 @pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])

@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from anytron.device.patches.plan import in_range, installed_version
 from anytron_conformance.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES, Family
+from anytron_megatron.models.release import SPARSE_ATTENTION
 from tests.backends.megatron.families.published import PUBLISHED
 
 
@@ -87,6 +89,11 @@ class Model:
         return [] if quick else ["slow"]
 
     @property
+    def refused(self) -> bool:
+        """Whether the installed megatron-core lacks what it needs."""
+        return self.family.sparse_attention and not in_range(installed_version("megatron-core"), SPARSE_ATTENTION)
+
+    @property
     def config(self) -> dict[str, Any]:
         """The Hugging Face config, with ``model_type``."""
         return PUBLISHED.get(self.name) or CONFIGS[self.name]
@@ -136,6 +143,8 @@ PUBLISHED_MODELS = (
     Model("mimo", "MiMo", PUBLISHED_DENSE, quick=()),
     Model("glm4", "GLM-4", PUBLISHED_DENSE, quick=(ONE,)),
     Model("glm4_moe_lite", "GLM-4.7-Flash", PUBLISHED_EXPERTS, quick=()),
+    Model("deepseek_v32", "DeepSeek-V3.2", (*PUBLISHED_EXPERTS, CP2_PADDED, TP2_CP2, PP2_CP2), quick=()),
+    Model("glm5", "GLM-5", PUBLISHED_EXPERTS, quick=()),
     Model("qwen2_vl", "Qwen2-VL, images", PUBLISHED_IMAGES, quick=()),
     Model("glm4v", "GLM-4.1V, images", PUBLISHED_IMAGES, quick=()),
     Model("glm4v_moe", "GLM-4.5V, images", PUBLISHED_IMAGE_EXPERTS, quick=()),

@@ -13,7 +13,7 @@ from transformers import AutoConfig
 from anytron.proof.verification.gradients import computed_gradients
 from anytron.proof.verification.hugging_face import ExpectedGradients, expected_gradients
 from anytron.run.trainer.updates import UpdatePlan
-from anytron.task.data.pretrained import model_class, take_latent_epsilon
+from anytron.task.data.pretrained import INDEXER, model_class, take_latent_epsilon
 from anytron_conformance.tiny_models import IMAGE_TOKEN
 
 if TYPE_CHECKING:
@@ -203,8 +203,10 @@ class Truth:
 def compare(one: Observation, first: Observation, truth: Truth) -> Figures:
     """Measure an observation against Hugging Face, the checkpoint and the family's first layout."""
     expected = truth.expected.gradients
+    # Indexers are frozen, and transformers' gradients of them are zero.
     policy_gradients = {
-        name: one.policy_gradients.get(name, torch.full_like(expected[name], math.inf)) for name in expected
+        name: one.policy_gradients.get(name, torch.full_like(expected[name], 0.0 if INDEXER in name else math.inf))
+        for name in expected
     }
     by_name = {name: relative_difference(policy_gradients, expected, [name]) for name in expected}
     worst = max(by_name, key=lambda name: by_name[name])

@@ -29,6 +29,8 @@ _LATENT = {
 }
 ONE_GROUP = {"n_group": 1, "topk_group": 1, "norm_topk_prob": True}
 _SIGMOID = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+# Of more heads than is usual for these sizes: a score is zero where no head's is positive, and ties have no order.
+_INDEXER = {"index_head_dim": 16, "index_n_heads": 16, "index_topk": 4}
 GLM_MOE: dict[str, Any] = {
     **SIZES,
     **HEADS,
@@ -317,6 +319,59 @@ LANGUAGE_MODELS: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-5,
         "rope_theta": 1000000,
         "rope_scaling": None,
+    },
+    # deepseek-ai/DeepSeek-V3.2
+    "deepseek_v32": {
+        "model_type": "deepseek_v32",
+        **SIZES,
+        **_LATENT,
+        **ROUTED,
+        **_SIGMOID,
+        **_INDEXER,
+        "n_group": 2,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        "ep_size": 1,
+        "q_lora_rank": 32,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "moe_layer_freq": 1,
+        "num_nextn_predict_layers": 1,
+        "routed_scaling_factor": 2.5,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000,
+        "rope_scaling": {
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "factor": 40,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 16,
+            "type": "yarn",
+        },
+    },
+    # zai-org/GLM-5
+    "glm5": {
+        "model_type": "glm_moe_dsa",
+        **SIZES,
+        **_LATENT,
+        **ROUTED,
+        **ONE_GROUP,
+        **_SIGMOID,
+        **_INDEXER,
+        "ep_size": 1,
+        "head_dim": 8,
+        "qk_head_dim": 24,
+        "indexer_rope_interleave": True,
+        "q_lora_rank": 32,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "moe_layer_freq": 1,
+        "num_nextn_predict_layers": 1,
+        "rope_interleave": True,
+        "routed_scaling_factor": 2.5,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"},
     },
 }
 """Name -> Hugging Face config, with ``model_type``."""

@@ -109,7 +109,7 @@ def mask_rows() -> list[str]:
         if not set(_FORMATS) <= set(family.proof):
             continue
         cells = [
-            _kinds(accepted_masks(name, context_parallel=ranks, vision=family.takes_images, portable=portable))
+            _kinds(_accepted(family, name, ranks, portable=portable))
             for name, ranks, portable in (
                 ("thd", 2, True),
                 ("bshd", 1, True),
@@ -119,6 +119,13 @@ def mask_rows() -> list[str]:
         ]
         lines.append(f"| {' | '.join([family.title, *cells])} |")
     return lines
+
+
+def _accepted(family: Family, sequence_format: str, ranks: int, *, portable: bool) -> frozenset[MaskKind]:
+    """What ``BridgeSource.accepted_masks`` says of a model of the family."""
+    if family.sparse_attention:
+        return frozenset({MaskKind.NONE})
+    return accepted_masks(sequence_format, context_parallel=ranks, vision=family.takes_images, portable=portable)
 
 
 def _kinds(accepted: frozenset[MaskKind]) -> str:

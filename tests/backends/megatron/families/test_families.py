@@ -13,32 +13,36 @@ from safetensors.torch import load_file, save_file
 from anytron.base.errors import ConfigError
 from anytron.device.loading import open_session
 from anytron.device.patches.plan import in_range, installed_version
+from anytron.task.data.pretrained import INDEXER
 from anytron_megatron.models.families import FAMILIES
 from tests.backends.megatron.families.layouts import CP2, CP2_PADDED, EVERY_MODEL, MODELS, ONE, REFUSALS, Layout, proved
 from tests.backends.megatron.families.observe import BOUNDS, Truth, beyond_bounds, compare, largest, observe
 from tests.backends.megatron.families.table import PAGE, mask_rows, refused_rows, rows_of, support_rows
 from tests.backends.megatron.ranks import engine_config
 
+
+def marks_of(model, layout):
+    """Marks of the tests of a model in a layout; a model that the installed release refuses is skipped."""
+    refused = pytest.mark.skipif(model.refused, reason="refused with the installed megatron-core")
+    return [
+        *([refused, pytest.mark.mcore] if model.refused else []),
+        *(getattr(pytest.mark, mark) for mark in model.marks(layout)),
+    ]
+
+
 CASES = [
-    pytest.param(
-        model,
-        layout,
-        id=f"{model.name}-{layout.name}",
-        marks=[getattr(pytest.mark, mark) for mark in model.marks(layout)],
-    )
+    pytest.param(model, layout, id=f"{model.name}-{layout.name}", marks=marks_of(model, layout))
     for model in EVERY_MODEL
     for layout in model.layouts
 ]
 every_layout = pytest.mark.parametrize(("model", "layout"), CASES)
 every_model = pytest.mark.parametrize(
     "model",
-    [
-        pytest.param(model, id=model.name, marks=[getattr(pytest.mark, mark) for mark in model.marks(model.layouts[0])])
-        for model in EVERY_MODEL
-    ],
+    [pytest.param(model, id=model.name, marks=marks_of(model, model.layouts[0])) for model in EVERY_MODEL],
 )
 QWEN3 = MODELS[0]
 (QWEN3_NEXT,) = (model for model in MODELS if model.name == "qwen3_next")
+(SPARSE,) = (model for model in EVERY_MODEL if model.name == "deepseek_v32")
 (GLM4_6,) = (model for model in EVERY_MODEL if model.name == "glm4_6")
 
 
@@ -70,10 +74,10 @@ def test_a_layout_agrees_with_the_first(model, layout, figures_of):
 
 @every_model
 def test_updates_move_the_weights(model, observed):
-    """Agreement would prove nothing of a parameter that no update reaches."""
+    """Agreement would prove nothing of a parameter that no update reaches; indexers are the only ones that stay."""
     one = observed(model, model.layouts[0])
     moved = {name: largest(before - one.after[name]) for name, before in one.before.items()}
-    assert [name for name, by in moved.items() if by == 0] == []
+    assert [name for name, by in moved.items() if by == 0] == [name for name in one.before if INDEXER in name]
     assert max(moved.values()) > 1e-3
     assert min(one.grad_norms) > 1e-2
 
@@ -198,6 +202,25 @@ def test_a_broken_bridge_is_noticed(case, ranks, truth_of, tiny_family, policy_l
 
     assert beyond_bounds(figures) == expected
     assert re.search(worst, figures.worst)
+
+
+@pytest.mark.families
+@pytest.mark.mcore
+@pytest.mark.skipif(SPARSE.refused, reason="refused with the installed megatron-core")
+def test_an_indexer_that_chooses_other_keys_is_noticed(
+    ranks, truth_of, tiny_family, policy_loss, write_extension, tmp_path
+):
+    """Its queries are ``[T, B, N, D]`` and its keys ``[T, B, D]``: only queries are transformed."""
+    write_extension(
+        "anytron_megatron.patches.sparse_attention:hadamard_transform",
+        "lambda original: lambda x: original(x) if x.ndim == 4 else x",
+    )
+    truth = truth_of(SPARSE)
+    one = observe(ranks, tiny_family(SPARSE.name), ONE, truth, policy_loss, tmp_path)
+    figures = compare(one, one, truth)
+    assert figures.logits > 1e-2
+    assert figures.policy_gradients > 1e-2
+    assert figures.unequal == ()
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: f"{refusal.family}-{refusal.layout.name}")
