@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -68,7 +69,12 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     return read_config(path, overrides)[0]
 
 
-def read_config(path: Path, overrides: Sequence[str] = (), relative_to: Path | None = None) -> tuple[RunConfig, Places]:
+def read_config(
+    path: Path,
+    overrides: Sequence[str] = (),
+    relative_to: Path | None = None,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+) -> tuple[RunConfig, Places]:
     """Read a configuration, and where each of its keys was set.
 
     Args:
@@ -76,6 +82,7 @@ def read_config(path: Path, overrides: Sequence[str] = (), relative_to: Path | N
         overrides: ``section.key=value``; the value is YAML, ``section.list[0].key`` reaches into
             lists, and a later override wins.
         relative_to: The directory of relative paths, in overrides too; None = the directory of the file.
+        settings: Values of keys, or of whole sections, that the command sets after the overrides.
 
     Returns:
         The configuration, with absolute paths (:func:`anytron.config.anchor.anchor`), and the places of its keys. For a
@@ -89,7 +96,7 @@ def read_config(path: Path, overrides: Sequence[str] = (), relative_to: Path | N
             override that set it.
     """
     try:
-        values, places = _read_values(path, overrides)
+        values, places = _read_values(path, overrides, settings)
         if STAGES in values:
             values, by_key = choose_stage(split_stages(values, places.by_key), values.get(STAGE), str(path))
             places = Places(path, by_key)
@@ -108,7 +115,7 @@ def read_stages(path: Path, overrides: Sequence[str] = ()) -> dict[str, tuple[Ru
         The stages by name, in the order of training; for a file without stages, the run itself under the name "".
     """
     try:
-        values, places = _read_values(path, overrides)
+        values, places = _read_values(path, overrides, {})
         if STAGES not in values:
             return {"": read_config(path, overrides)}
         if STAGE in values:
@@ -131,7 +138,7 @@ def read_stages(path: Path, overrides: Sequence[str] = ()) -> dict[str, tuple[Ru
     return {name: (anchor(config, path.parent), of_stage) for name, (config, of_stage) in read.items()}
 
 
-def _read_values(path: Path, overrides: Sequence[str]) -> tuple[dict[Any, Any], Places]:
+def _read_values(path: Path, overrides: Sequence[str], settings: Mapping[str, Any]) -> tuple[dict[Any, Any], Places]:
     text = _read(path)
     tree = _parse(path, text)
     by_key = _lines(path, text)
@@ -140,6 +147,10 @@ def _read_values(path: Path, overrides: Sequence[str]) -> tuple[dict[Any, Any], 
         by_key[key] = f"command line: {override}"
         for end in (index for index, letter in enumerate(key) if letter == "."):
             by_key.setdefault(key[:end], by_key[key])  # a section that the file does not have
+    for key, value in settings.items():
+        OmegaConf.update(tree, key, value, merge=False)
+        by_key = {name: place for name, place in by_key.items() if not name.startswith(f"{key}.")}
+        by_key[key] = "set by the command"
     places = Places(path, by_key)
     refuse(places.locate(_secrets_in_public_keys(measure(OmegaConf.to_container(tree, resolve=False), places.of))))
     try:
