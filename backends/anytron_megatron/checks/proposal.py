@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from anytron.base.version import ISSUES
 from anytron.config.options import chosen_engines
+from anytron_megatron.checks.experts import EXPERTS
 from anytron_megatron.checks.subject import Subject
 from anytron_megatron.models.families import COLUMNS, FAMILIES, Family
 from anytron_megatron.options import ENGINE, MegatronOptions
@@ -40,7 +41,8 @@ def proposal(run: RunConfig, report: Report) -> Iterator[str]:
         report: The results. A row is proposed only if no check failed, and if those that compare the model with
             transformers were made.
     """
-    model_type = str(Subject.policy(run).config.get("model_type"))
+    subject = Subject.policy(run)
+    model_type = str(subject.config.get("model_type"))
     family = FAMILIES.get(model_type)
     if family is None or family.proof:
         return
@@ -57,8 +59,10 @@ def proposal(run: RunConfig, report: Report) -> Iterator[str]:
     yield ""
     yield f"    {_row(replace(family, title=family.title or model_type, proof=shown))}"
     yield ""
-    if others := [f"{column} ({_TRIED[column]})" for column in _TRIED if column not in shown]:
-        yield f"Not tried: {', '.join(others)}"
+    dense = not any(subject.text.get(name) for name in EXPERTS)
+    others = [column for column in _TRIED if column not in shown and not (dense and column == "EP")]
+    if others:
+        yield f"Not tried: {', '.join(f'{column} ({_TRIED[column]})' for column in others)}"
     yield f"Send the row and the results to {ISSUES}"
     yield (
         "To prove it, add its configuration with small sizes to tests/backends/megatron/families/published_text.py, "
