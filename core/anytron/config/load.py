@@ -96,10 +96,14 @@ def read_config(
             override that set it.
     """
     try:
-        values, places = _read_values(path, overrides, settings)
+        values, places = _read_values(path, overrides)
         if STAGES in values:
             values, by_key = choose_stage(split_stages(values, places.by_key), values.get(STAGE), str(path))
             places = Places(path, by_key)
+        for key, value in settings.items():
+            _set(values, key, value)
+            others = {name: place for name, place in places.by_key.items() if not f"{name}.".startswith(f"{key}.")}
+            places = Places(path, {**others, key: "set by the command"})
         config, mistakes = _validated(values, places)
         refuse(mistakes)
     except RecursionError:
@@ -115,7 +119,7 @@ def read_stages(path: Path, overrides: Sequence[str] = ()) -> dict[str, tuple[Ru
         The stages by name, in the order of training; for a file without stages, the run itself under the name "".
     """
     try:
-        values, places = _read_values(path, overrides, {})
+        values, places = _read_values(path, overrides)
         if STAGES not in values:
             return {"": read_config(path, overrides)}
         if STAGE in values:
@@ -138,7 +142,17 @@ def read_stages(path: Path, overrides: Sequence[str] = ()) -> dict[str, tuple[Ru
     return {name: (anchor(config, path.parent), of_stage) for name, (config, of_stage) in read.items()}
 
 
-def _read_values(path: Path, overrides: Sequence[str], settings: Mapping[str, Any]) -> tuple[dict[Any, Any], Places]:
+def _set(values: dict[Any, Any], key: str, value: Any) -> None:
+    """Set a dotted key; sections that are missing or null are made."""
+    *sections, name = key.split(".")
+    for section in sections:
+        if values.get(section) is None:
+            values[section] = {}
+        values = values[section]
+    values[name] = value
+
+
+def _read_values(path: Path, overrides: Sequence[str]) -> tuple[dict[Any, Any], Places]:
     text = _read(path)
     tree = _parse(path, text)
     by_key = _lines(path, text)
@@ -147,10 +161,6 @@ def _read_values(path: Path, overrides: Sequence[str], settings: Mapping[str, An
         by_key[key] = f"command line: {override}"
         for end in (index for index, letter in enumerate(key) if letter == "."):
             by_key.setdefault(key[:end], by_key[key])  # a section that the file does not have
-    for key, value in settings.items():
-        OmegaConf.update(tree, key, value, merge=False)
-        by_key = {name: place for name, place in by_key.items() if not name.startswith(f"{key}.")}
-        by_key[key] = "set by the command"
     places = Places(path, by_key)
     refuse(places.locate(_secrets_in_public_keys(measure(OmegaConf.to_container(tree, resolve=False), places.of))))
     try:
