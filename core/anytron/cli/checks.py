@@ -22,7 +22,6 @@ from anytron.config.diagnostics import refuse
 from anytron.config.options import chosen_engines
 from anytron.proof.checks import Report, Watcher
 from anytron.proof.doctor.examination import examine
-from anytron.proof.shrinking.run import shrink_run
 from anytron.run.preflight.capabilities import verification_diagnostics
 from anytron.run.preflight.open_run import open_run
 
@@ -167,6 +166,8 @@ def run_verification(path: Path, overrides: Sequence[str], *, shrink: bool = Fal
     Raises:
         AnytronError: The configuration, the data or the machine does not allow the run.
     """
+    from anytron.proof.shrinking.run import shrink_run
+
     notes = error_console()
     with ScratchDirectory("verify", notes) as scratch:
         shrunk = shrink_run(path, overrides, scratch.path) if shrink else None
