@@ -55,9 +55,6 @@ def verify(
 
     Example: anytron verify examples/grpo_sort.yaml parallel.tensor_model_parallel_size=2
     """
-    from anytron.cli.checks import run_verification, run_verification_of
-
-    handle_signals()
     if of_verl and shrink:
         raise ConfigError(
             "A configuration of verl cannot be shrunk.",
@@ -65,6 +62,9 @@ def verify(
             why="--shrink changes a configuration of Anytron, or takes a config.json",
             fix="remove --verl and give the model's config.json, or remove --shrink",
         )
+    from anytron.cli.checks import run_verification, run_verification_of
+
+    handle_signals()
     if of_verl:
         passed = run_verification_of("verl", config, overrides or [], as_json=as_json)
     else:

@@ -130,10 +130,10 @@ def _check(known: Mapping[str, Any], fields: Fields, where: str) -> None:
         name, size = first(known, names)
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             found = f"{name} is {size!r}" if name else f"it has none of {', '.join(names)}"
-            raise _impossible(where, f"the size of its {what} is not known: {found}")
+            raise impossible(where, f"the size of its {what} is not known: {found}")
     for part in ("audio_config", "thinker_config", "projector_config"):
         if fields.get(part):
-            raise _impossible(where, f"the sizes of its {part} are not known")
+            raise impossible(where, f"the sizes of its {part} are not known")
 
 
 def _check_tower(tower: Mapping[str, Any], where: str) -> None:
@@ -141,10 +141,11 @@ def _check_tower(tower: Mapping[str, Any], where: str) -> None:
         name, size = first(tower, names)
         if not isinstance(size, int) or size < 1:
             found = f"{name} is {size!r}" if name else f"it has none of {', '.join(names)}"
-            raise _impossible(where, f"{VISION} is not that of a tower that reads patches with a grid: {found}")
+            raise impossible(where, f"{VISION} is not that of a tower that reads patches with a grid: {found}")
 
 
-def _impossible(where: str, why: str) -> ConfigError:
+def impossible(where: str, why: str) -> ConfigError:
+    """Make the error that says why a configuration cannot be shrunk, and what to do."""
     return ConfigError("This model cannot be shrunk.", where=where, why=why, fix=BY_HAND)
 
 

@@ -47,6 +47,7 @@ _INTERVALS = (
     "interleave_moe_layer_step",
 )
 _LONGEST_PERIOD = 16
+_LARGEST_HEAD = 2**14
 
 HEAD_DIM = 16
 """Smallest size of a head. Below 16, some kernels of attention do not run."""
@@ -232,8 +233,7 @@ def _share_of_heads(known: Mapping[str, Any]) -> int:
         sizes = {head: HEAD_DIM}
         parts = [one.get("partial_rotary_factor") for one in (*rotations(known), known)]
         rotary = known.get("rotary_dim") or int(head * next((part for part in parts if part), 1.0))
-    shares = range(max(sizes, default=1), 0, -1)
-    for share in shares:
+    for share in range(min(max(sizes, default=1), _LARGEST_HEAD) // HEAD_DIM, 0, -1):
         fits = all(size % share == 0 and size // share >= low for size, low in sizes.items())
         if fits and rotary % share == 0 and rotary // share % 2 == 0 and (not rotary or rotary // share >= least):
             return share

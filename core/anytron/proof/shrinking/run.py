@@ -13,7 +13,7 @@ from anytron.base.errors import ConfigError, within
 from anytron.config.load import read_config
 from anytron.config.schema import ModelSection
 from anytron.config.scoring import REWARD_MODEL
-from anytron.proof.shrinking.configuration import VISION, Shrunk, shrink
+from anytron.proof.shrinking.configuration import VISION, Shrunk, impossible, shrink
 from anytron.proof.shrinking.inputs import write_image_processor, write_prompts, write_tokenizer
 from anytron.proof.shrinking.weights import write_shrunk_model
 from anytron.run.preflight.open_run import open_run
@@ -22,7 +22,7 @@ from anytron.task.data.model_files import CONFIG_FILE, read_config_file
 from anytron.task.data.pretrained import load_hf_config
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from anytron.base.traits import ParallelSizes
     from anytron.config.schema import RunConfig
@@ -127,11 +127,15 @@ def shrink_published(published: dict[str, Any], where: str, layout: ParallelSize
     def read(fields: dict[str, Any]) -> Any:
         return load_hf_config(ModelSection.model_construct(path=None, config=fields))
 
+    known: Callable[[dict[str, Any]], Any] | None = read
     try:
-        read(dict(published))
+        read(published)
     except ConfigError:
-        return shrink(published, where, layout, None)  # the engine's checks know why, and what to do
-    return shrink(published, where, layout, read)
+        known = None  # the engine's checks know why, and what to do
+    try:
+        return shrink(published, where, layout, known)
+    except (ArithmeticError, AttributeError, IndexError, TypeError, ValueError) as error:  # of a field of another form
+        raise impossible(where, f"a field has another form than in published files: {error}") from error
 
 
 def _write_run(model: Path, scratch: Path) -> Path:

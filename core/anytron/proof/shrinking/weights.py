@@ -6,8 +6,7 @@ import json
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from anytron.base.errors import ConfigError
-from anytron.proof.shrinking.configuration import BY_HAND
+from anytron.proof.shrinking.configuration import impossible
 from anytron.task.data.model_files import CONFIG_FILE
 from anytron.task.data.pretrained import model_class
 
@@ -75,12 +74,7 @@ def write_shrunk_model(fields: dict[str, Any], where: str, directory: Path, dtyp
             model = auto.from_config(hf_config, dtype=getattr(torch, dtype))
             draw_telling_values(model)
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, RuntimeError, AssertionError) as error:
-        raise ConfigError(
-            "This model cannot be shrunk.",
-            where=where,
-            why=f"transformers does not make a model of the sizes that were cut: {type(error).__name__}: {error}",
-            fix=BY_HAND,
-        ) from error
+        raise impossible(where, f"transformers refuses the new sizes: {type(error).__name__}: {error}") from error
     model.save_pretrained(directory)
     (directory / CONFIG_FILE).write_text(json.dumps(fields, indent=1), encoding="utf-8")
 
@@ -91,9 +85,4 @@ def _check_size(model: PreTrainedModel, where: str) -> None:
     if total > MOST_PARAMETERS:
         largest = sorted(parameters, key=lambda name: -parameters[name].numel())[:3]
         shown = ", ".join(f"{name} {tuple(parameters[name].shape)}" for name in largest)
-        raise ConfigError(
-            "This model cannot be shrunk.",
-            where=where,
-            why=f"some of its sizes are not known: {total} parameters would remain, the largest are {shown}",
-            fix=BY_HAND,
-        )
+        raise impossible(where, f"some of its sizes are not known: {total} parameters would remain, such as {shown}")
