@@ -148,7 +148,7 @@ def test_sizes_that_the_file_leaves_to_its_class_are_cut():
         ({"audio_config": {"depth": 2}}, "the sizes of its audio_config are not known"),
         ({"rope_scaling": {"rope_type": "default", "mrope_section": 3}}, "a field has another form"),
         ({"num_key_value_heads": "8"}, "a field has another form"),
-        ({"vision_config": {"model_type": "clip"}}, "not that of a tower that reads patches with a grid"),
+        ({"vision_config": {"model_type": "clip"}}, "does not describe a tower that reads patches with a grid"),
     ],
 )
 def test_what_cannot_be_shrunk_is_refused_with_a_way_out(changes, why):

@@ -141,7 +141,7 @@ def _check_tower(tower: Mapping[str, Any], where: str) -> None:
         name, size = first(tower, names)
         if not isinstance(size, int) or size < 1:
             found = f"{name} is {size!r}" if name else f"it has none of {', '.join(names)}"
-            raise impossible(where, f"{VISION} is not that of a tower that reads patches with a grid: {found}")
+            raise impossible(where, f"{VISION} does not describe a tower that reads patches with a grid: {found}")
 
 
 def impossible(where: str, why: str) -> ConfigError:
