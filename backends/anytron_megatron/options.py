@@ -176,6 +176,7 @@ MEGATRON = EngineInfo(
     memory="anytron_megatron.estimate.run:estimate",
     process_bytes=305 << 20,
     flops="anytron_megatron.estimate.flops:model_flops",
+    proposal="anytron_megatron.checks.proposal:proposal",
     imports=IMPORTS,
     reward_model=EngineInfo(
         engine="anytron_megatron.reward_model:MegatronRewardModel",

@@ -1,7 +1,6 @@
 """Tiny random Hugging Face models of nine families, float32, on disk, for tests of engines and platforms.
 
-Parameters whose initial values would hide a mistake get other values: norms of 1, biases of 0, routers that choose
-by rounding error, padding that is embedded as zeros.
+Parameters whose initial values would hide a mistake get other values, as in ``anytron verify --shrink``.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from anytron.proof.shrinking.weights import draw_telling_values
 from anytron.task.data.pretrained import model_class
 
 if TYPE_CHECKING:
@@ -175,21 +175,7 @@ def write_random_model(config: Mapping[str, Any], directory: Path, *, seed: int 
     torch.manual_seed(seed)
     hf_config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     model = model_class(hf_config).from_config(hf_config, dtype=torch.float32)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if ("norm" in name or ".ln_" in name) and parameter.ndim == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
-            elif name.endswith("bias"):
-                parameter.add_(torch.randn_like(parameter) * 0.02)
-            elif name.endswith("embed_tokens.weight"):  # token 0 pads: its row is zero, and so is what it leads to
-                parameter[0].normal_(std=0.02)
-            elif name.endswith("A_log"):  # Hugging Face's start makes some heads forget at every token
-                parameter.copy_(torch.empty_like(parameter).uniform_(0.05, 1.0).log())
-            elif name.endswith(("gate.weight", "router.weight", "sinks")):
-                parameter.copy_(torch.randn_like(parameter) * 0.5)
-        for name, bias in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):  # zeros would choose the same experts as no bias
-                bias.add_(torch.randn_like(bias) * 0.1)
+    draw_telling_values(model)
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory)
     return directory

@@ -70,6 +70,15 @@ def test_norms_that_decay_too_fail():
     assert "model.norm.weight by" in result.detail
 
 
+@pytest.mark.parametrize(("decays", "status"), [(False, "passed"), (True, "failed")])
+def test_biases_of_several_experts_in_one_tensor_do_not_decay(decays, status):
+    name = "model.layers.0.mlp.experts.gate_up_proj_bias"
+    bias, gradient = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(2))
+    after = first_adam_update(bias, gradient, decay=decays)
+    result = compare({name: after}, before={name: bias}, given={name: gradient})
+    assert result.status == status, result.detail
+
+
 def test_weights_that_stay_are_counted():
     after = {**updated(), NAMES[1]: weights()[NAMES[1]]}
     result = compare(after)

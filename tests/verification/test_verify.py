@@ -288,6 +288,15 @@ def test_a_wrong_mask_and_a_permuted_weight_fail_their_own_checks(install):
 
 
 @pytest.mark.slow
+def test_a_permuted_weight_fails_a_shrunk_model_too(install):
+    published = ROOT / "examples" / "models" / "Qwen3-8B"
+    code, out, _ = verify("--shrink", environment=install(export=True), example=published)
+    assert code == 1
+    assert "export-equals-import failed\n" in out
+    assert out.endswith(f"the shrunk model of {published / 'config.json'}, with random weights\n")
+
+
+@pytest.mark.slow
 def test_a_gradient_that_is_cut_off_is_not_equal_to_itself(install):
     code, results, _ = verify_json(environment=install(gradient=True))
     assert code == 1

@@ -106,6 +106,10 @@ class EngineInfo:
         flops: Training engines only: ``module:function`` of a function that counts the floating-point operations of its
             models and must not import the engine (:class:`anytron.workers.engines.estimates.CountsFlops`); empty = the
             engine does not count them.
+        proposal: Training engines only: ``module:function`` of a function that says, after ``anytron verify``, how to
+            prove a model that no test of the engine proves. It takes the run's configuration
+            (:class:`anytron.config.schema.RunConfig`) and the report (:class:`anytron.proof.checks.Report`), and
+            returns lines, none if tests prove the model. It must not import the engine. Empty = no such function.
         reward_model: Training engines only: description of the engine that holds a reward model on its ranks
             (:class:`anytron.workers.engines.training_engine.RewardModelEngine`); None = no reward model is possible.
     """
@@ -123,6 +127,7 @@ class EngineInfo:
     process_bytes: int = 0
     imports: tuple[str, ...] = ()
     flops: str = ""
+    proposal: str = ""
     reward_model: EngineInfo | None = None
 
     def load(self) -> Any:
@@ -140,6 +145,10 @@ class EngineInfo:
     def load_flops(self) -> Any:
         """Import the function that ``flops`` names; None if the engine does not count operations."""
         return _import(self.flops) if self.flops else None
+
+    def load_proposal(self) -> Any:
+        """Import the function that ``proposal`` names; None if the engine has no such function."""
+        return _import(self.proposal) if self.proposal else None
 
 
 def _import(reference: str) -> Any:

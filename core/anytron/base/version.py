@@ -31,3 +31,7 @@ def installable(version: str) -> str:
     commit = version.partition("+g")[2].partition(".")[0]
     state = f"at commit {commit}" if commit else "as the driver has them"
     return f"CLONE, where CLONE is Anytron's sources {state}"
+
+
+ISSUES = "https://github.com/anytron/anytron/issues"
+"""Where users report what they found."""

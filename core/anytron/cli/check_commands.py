@@ -14,8 +14,21 @@ from anytron.cli.signals import INTERRUPTED, handle_signals
 
 
 def verify(
-    config: ConfigPath,
+    config: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CONFIG",
+            help="YAML file; paths in it are relative to it. With --shrink also a config.json, or its directory.",
+        ),
+    ],
     overrides: Overrides = None,
+    shrink: Annotated[
+        bool,
+        typer.Option(
+            "--shrink",
+            help="Check a tiny model of the same shape with random weights; only the model's config.json is needed.",
+        ),
+    ] = False,
     as_json: Annotated[
         bool,
         typer.Option("--json", help=f"Print one object: {{kernels, {RESULTS}}}."),
@@ -35,15 +48,27 @@ def verify(
     also says which plugin supplied which kernel. The exit status is 1 if a check fails; a check that cannot be made
     here is skipped, with the reason.
 
+    With --shrink no weights are read. Layers, widths, heads, experts and vocabulary of the model's published
+    config.json are cut; its flags, ratios and layer patterns stay. The run keeps its parallel sizes and engines, and
+    gets prompts for the tiny model. The results are about the tiny model: its shape, not its size or weights. A
+    config.json in place of the YAML file is checked on one rank in float32, with default settings; overrides apply.
+
     Example: anytron verify examples/grpo_sort.yaml parallel.tensor_model_parallel_size=2
     """
+    if of_verl and shrink:
+        raise ConfigError(
+            "A configuration of verl cannot be shrunk.",
+            where="--verl --shrink",
+            why="--shrink changes a configuration of Anytron, or takes a config.json",
+            fix="remove --verl and give the model's config.json, or remove --shrink",
+        )
     from anytron.cli.checks import run_verification, run_verification_of
 
     handle_signals()
     if of_verl:
         passed = run_verification_of("verl", config, overrides or [], as_json=as_json)
     else:
-        passed = run_verification(config, overrides or [], as_json=as_json)
+        passed = run_verification(config, overrides or [], shrink=shrink, as_json=as_json)
     if not passed:
         raise typer.Exit(1)
 

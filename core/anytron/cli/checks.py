@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from anytron.base.errors import ConfigError
 from anytron.base.results import STATUSES
 from anytron.cli.output import ScratchDirectory, error_console, kernels_line, print_table
 from anytron.config.diagnostics import refuse
+from anytron.config.options import chosen_engines
 from anytron.proof.checks import Report, Watcher
 from anytron.proof.doctor.examination import examine
 from anytron.run.preflight.capabilities import verification_diagnostics
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from anytron.base.results import Result, Status
+    from anytron.config.schema import RunConfig
 
 
 COLORS: dict[Status, str] = {"skipped": "dim", "passed": "green", "warning": "yellow", "failed": "bold red"}
@@ -145,11 +148,17 @@ def run_doctor(path: Path | None, overrides: Sequence[str], *, as_json: bool) ->
     return print_report(Report([*examine(path, overrides)]), as_json=as_json)
 
 
-def run_verification(path: Path, overrides: Sequence[str], *, as_json: bool) -> bool:
+def run_verification(path: Path, overrides: Sequence[str], *, shrink: bool = False, as_json: bool) -> bool:
     """Make all checks of ``anytron verify`` for a run, and print their results.
 
     Nothing is written into ``trainer.output_dir``: the files of the checks, mainly logs of worker processes, lie in a
     temporary directory; the logs are kept if a check fails.
+
+    Args:
+        path: The run's configuration; with ``shrink`` also a published ``config.json``, or its directory.
+        overrides: Overrides of the configuration.
+        shrink: Verify a tiny model with random weights and the shape of the run's model.
+        as_json: Print JSON.
 
     Returns:
         Whether no check failed.
@@ -157,23 +166,43 @@ def run_verification(path: Path, overrides: Sequence[str], *, as_json: bool) -> 
     Raises:
         AnytronError: The configuration, the data or the machine does not allow the run.
     """
+    from anytron.proof.shrinking.run import shrink_run
+
     notes = error_console()
-    run = open_run(path, overrides)
-    for line in run.lines:
-        notes.print(line)
-    refuse([*run.diagnostics, *verification_diagnostics(run.config)])
-    config, session = run.config, run.session
-    executor_class = load_component(EXECUTORS, config.executor.kind, "executor.kind")
-
-    from anytron.proof.verification.checks import CHECKS, verify  # torch: only when nothing has been found wrong so far
-
     with ScratchDirectory("verify", notes) as scratch:
-        trainer = config.trainer.model_copy(update={"output_dir": str(scratch.path)})
-        config = config.model_copy(update={"trainer": trainer})
-        with progress_of(notes, {}, as_json=as_json) as watcher:
+        shrunk = shrink_run(path, overrides, scratch.path) if shrink else None
+        run = open_run(path, overrides) if shrunk is None else shrunk.open(overrides)
+        for line in [*run.lines, *(shrunk.lines if shrunk else ())]:
+            notes.print(line)
+        refuse([*run.diagnostics, *verification_diagnostics(run.config)])
+        executor_class = load_component(EXECUTORS, run.config.executor.kind, "executor.kind")
+
+        # torch: only when nothing has been found wrong so far
+        from anytron.proof.verification.checks import CHECKS, verify
+
+        trainer = run.config.trainer.model_copy(update={"output_dir": str(scratch.path)})
+        config = run.config.model_copy(update={"trainer": trainer})
+        facts: dict[str, Any] = {}
+        if shrunk is not None:
+            shrunk.write_model(config)
+            facts = shrunk.facts
+        with progress_of(notes, facts, as_json=as_json) as watcher:
             watcher.expects(len(CHECKS))
-            report = verify(config, session, executor_class, watcher)
-        return _shown(report, scratch, as_json=as_json)
+            report = verify(config, run.session, executor_class, watcher)
+        if proposal := _proposal(config, report):
+            facts["proposal"] = proposal
+        passed = _shown(replace(report, facts={**report.facts, **facts}), scratch, as_json=as_json)
+        if not as_json:
+            verdict = [] if shrunk is None else [shrunk.verdict(passed=passed)]
+            print("".join(f"{line}\n" for line in [*verdict, *proposal]), end="")
+        return passed
+
+
+def _proposal(config: RunConfig, report: Report) -> list[str]:
+    """Lines that say how to prove a model that no test of its engine proves."""
+    info = chosen_engines(config.engine.name, config.rollout.engine).get("engine.options")
+    propose = None if info is None else info.load_proposal()
+    return [] if propose is None else [*propose(config, report)]
 
 
 def run_verification_of(framework: str, path: Path, overrides: Sequence[str], *, as_json: bool) -> bool:

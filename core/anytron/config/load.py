@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -68,7 +69,12 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     return read_config(path, overrides)[0]
 
 
-def read_config(path: Path, overrides: Sequence[str] = (), relative_to: Path | None = None) -> tuple[RunConfig, Places]:
+def read_config(
+    path: Path,
+    overrides: Sequence[str] = (),
+    relative_to: Path | None = None,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+) -> tuple[RunConfig, Places]:
     """Read a configuration, and where each of its keys was set.
 
     Args:
@@ -76,6 +82,7 @@ def read_config(path: Path, overrides: Sequence[str] = (), relative_to: Path | N
         overrides: ``section.key=value``; the value is YAML, ``section.list[0].key`` reaches into
             lists, and a later override wins.
         relative_to: The directory of relative paths, in overrides too; None = the directory of the file.
+        settings: Values of keys, or of whole sections, that the command sets after the overrides.
 
     Returns:
         The configuration, with absolute paths (:func:`anytron.config.anchor.anchor`), and the places of its keys. For a
@@ -93,6 +100,10 @@ def read_config(path: Path, overrides: Sequence[str] = (), relative_to: Path | N
         if STAGES in values:
             values, by_key = choose_stage(split_stages(values, places.by_key), values.get(STAGE), str(path))
             places = Places(path, by_key)
+        for key, value in settings.items():
+            _set(values, key, value)
+            others = {name: place for name, place in places.by_key.items() if not f"{name}.".startswith(f"{key}.")}
+            places = Places(path, {**others, key: "set by the command"})
         config, mistakes = _validated(values, places)
         refuse(mistakes)
     except RecursionError:
@@ -132,6 +143,16 @@ def read_stages(path: Path, overrides: Sequence[str] = ()) -> dict[str, tuple[Ru
     except RecursionError:
         raise _too_deep(str(path)) from None
     return {name: (anchor(config, path.parent), of_stage) for name, (config, of_stage) in read.items()}
+
+
+def _set(values: dict[Any, Any], key: str, value: Any) -> None:
+    """Set a dotted key; sections that are missing or null are made."""
+    *sections, name = key.split(".")
+    for section in sections:
+        if values.get(section) is None:
+            values[section] = {}
+        values = values[section]
+    values[name] = value
 
 
 def _read_values(path: Path, overrides: Sequence[str]) -> tuple[dict[Any, Any], Places]:

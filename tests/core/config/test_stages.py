@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anytron.base.errors import ConfigError
-from anytron.config.load import load_config, read_stages
+from anytron.config.load import load_config, read_config, read_stages
 from anytron.config.schema import RunConfig
 from anytron.config.stages import StageSection
 from anytron.run.preflight.settings import supervised_diagnostics
@@ -157,3 +157,12 @@ def test_a_stage_of_a_file_without_stages_is_an_unknown_key(write):
 
 def test_text_that_cannot_be_written_is_refused_before_its_path_is_followed(write):
     assert "NUL" in refused(write(FILE.replace("{path: model}", '{path: "mo\\0del"}')))
+
+
+def test_what_a_command_sets_wins_over_a_stage_and_over_overrides(write):
+    given = {"data": {"source": "csv", "options": {"path": "/other.csv"}}, "rollout.stop": [], "tracking.sinks": []}
+    config, places = read_config(write(), ["stage=grpo", "data.prompts_per_step=7"], settings=given)
+    assert (config.data.source, config.data.prompts_per_step) == ("csv", 32)
+    assert config.rollout.max_new_tokens == 8
+    assert places.of("data.options.path") == places.of("rollout.stop") == "set by the command"
+    assert "set by the command" not in places.of("rollout.max_new_tokens")

@@ -139,7 +139,8 @@ def _difference(
 
     Rounding, and the effect of a possible error of the gradient, are subtracted.
     """
-    decay = 0.0 if before.ndim == 1 or name.endswith(".bias") else section.weight_decay
+    # A file may have the biases of all experts in one tensor (gate_up_proj_bias of gpt-oss); each has one dimension.
+    decay = 0.0 if before.ndim == 1 or name.endswith((".bias", "_bias")) else section.weight_decay
     start, exact = before.double(), gradient.double()
     noise = _NOISE * largest(exact) + _NOISE_OF_ALL * size
     move = _moved(section, start, exact, decay)

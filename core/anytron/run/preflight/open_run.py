@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from anytron.config.diagnostics import Diagnostic
 from anytron.config.load import read_config, read_stages
@@ -21,7 +22,7 @@ from anytron.run.preflight.machine import machine_diagnostics
 from anytron.run.preflight.settings import reward_diagnostics, setting_diagnostics, supervised_diagnostics
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from anytron.config.load import Places
@@ -52,7 +53,12 @@ class OpenRun:
         return [*self.remarks, *(f"warning: {one}" for one in self.diagnostics if one.severity == "warning")]
 
 
-def open_run(path: Path, overrides: Sequence[str], relative_to: Path | None = None) -> OpenRun:
+def open_run(
+    path: Path,
+    overrides: Sequence[str],
+    relative_to: Path | None = None,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+) -> OpenRun:
     """Read the configuration, choose the platform, let the plugins adapt the configuration, and check all of it.
 
     Takes the arguments of :func:`~anytron.config.load.read_config`.
@@ -62,7 +68,7 @@ def open_run(path: Path, overrides: Sequence[str], relative_to: Path | None = No
         PlatformError: No platform can be used, or the requested one cannot.
         PluginError: A plugin is broken, or what it needs is not installed.
     """
-    config, places = read_config(path, overrides, relative_to)
+    config, places = read_config(path, overrides, relative_to, settings)
     return _opened(config, places, _session(config), path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +54,7 @@ def write_random_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) ->
     from transformers.utils import logging as hf_logging
 
     try:
-        hf_config = AutoConfig.for_model(**config.model.config)
+        hf_config = AutoConfig.for_model(**deepcopy(config.model.config))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.trainer.seed)
             dtype = getattr(torch, config.model.dtype)

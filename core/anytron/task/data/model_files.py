@@ -177,6 +177,11 @@ def read_config(directory: Path) -> dict[str, Any]:
     return _checked(directory / CONFIG_FILE)
 
 
+def read_config_file(path: Path) -> dict[str, Any]:
+    """Read a file with the content of a ``config.json``, whatever its name; otherwise as :func:`read_config`."""
+    return _checked(path, CONFIG_FILE)
+
+
 def end_tokens(directory: Path) -> list[int]:
     """Read which tokens end a response, from ``generation_config.json``; empty if there is no such file.
 
@@ -207,9 +212,9 @@ def file_diagnostics(key: str, directory: Path) -> Iterator[Diagnostic]:
             yield Diagnostic("error", key, f"{error.where}: {error.why}", error.fix)
 
 
-def _checked(path: Path) -> dict[str, Any]:
+def _checked(path: Path, kind: str = "") -> dict[str, Any]:
     values = read_object(path, LARGEST_CONFIG)
-    if found := [f"{field}: {fault}" for field, fault in faults(values, FILES[path.name])]:
+    if found := [f"{field}: {fault}" for field, fault in faults(values, FILES[kind or path.name])]:
         raise _malformed(path, "; ".join(found))
     return values
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,7 @@ def load_hf_config(model: ModelSection) -> Any:
     from transformers import AutoConfig
 
     try:
-        fields = dict(model.config or {})
+        fields = deepcopy(model.config or {})  # transformers writes into nested fields
         return AutoConfig.for_model(fields.pop("model_type"), **fields)
     except Exception as error:  # each model's class refuses its fields in its own way
         raise _unusable("model.config", error) from error
