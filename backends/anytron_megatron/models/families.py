@@ -108,7 +108,7 @@ _ROWS = (
     Family("llama", "Llama", (*_DENSE, "cache"), layer=dense_layer, rotates_whole_heads=True),
     Family("qwen3_moe", "Qwen3-MoE", _EXPERTS, layer=qwen3_moe_layer, rotates_whole_heads=True),
     Family("deepseek_v3", "DeepSeek-V3", (*_EXPERTS, "MTP"), layer=deepseek_v3_layer, rotates_whole_heads=True),
-    Family("qwen3_next", "Qwen3-Next", (*_DENSE, "EP", "LoRA"), refused=("cache",), cacheless=_NO_STATE),
+    Family("qwen3_next", "Qwen3-Next", (*_DENSE, "EP", "replay", "LoRA"), refused=("cache",), cacheless=_NO_STATE),
     Family(
         "qwen3_5",
         "Qwen3.5",

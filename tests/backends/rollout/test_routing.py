@@ -21,10 +21,10 @@ from tests.chosen_experts import chosen_by
 
 LENGTHS = (1, 2, 9, 4)
 CHANGES = {"qwen3_moe": {"num_experts": 8}, "deepseek_v3": {"n_routed_experts": 8, "n_group": 2, "topk_group": 1}}
-LAYERS = {"qwen3_moe": 4, "deepseek_v3": 3}
+LAYERS = {"qwen3_moe": 4, "deepseek_v3": 3, "qwen3_next": 4}
 WITHOUT_DENSE = ("gpt_oss", "minimax_m2", "olmoe", "qwen2_moe", "qwen3_5_moe", "qwen3_vl_moe")
 """Published configurations with experts in each of their four layers."""
-OTHERS = tuple(name for name in WITH_REPLAY if name not in SAME_MODELS)
+OTHERS = ("qwen3_next", *(name for name in WITH_REPLAY if name not in SAME_MODELS))
 MODELS = [*CHANGES, *(pytest.param(name, marks=pytest.mark.families) for name in OTHERS)]
 
 
@@ -77,9 +77,9 @@ def test_other_models_are_refused_before_anything_starts():
         config = run_config({"config": {"model_type": model_type}}, **rollout)
         return [(one.severity, one.key, one.message) for one in routing_diagnostics(config, None)]
 
-    message = "the engine transformers cannot record the routing of qwen3_next"
-    assert found("qwen3_next", replay_routing=True) == [("error", "rollout.replay_routing", message)]
-    assert found("qwen3_moe", replay_routing=True) == found("qwen3_next") == []
+    message = "the engine transformers cannot record the routing of llama4"
+    assert found("llama4", replay_routing=True) == [("error", "rollout.replay_routing", message)]
+    assert found("qwen3_moe", replay_routing=True) == found("llama4") == []
 
 
 def test_a_model_whose_experts_are_called_otherwise_is_refused():

@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from anytron.proof.verification.gradients import computed_gradients
 from anytron.proof.verification.hugging_face import expected_gradients
 from tests.backends.megatron.experts.test_rollout_routing import rolled_out_by
-from tests.backends.megatron.families.layouts import PUBLISHED_MODELS, TP2_EP2, WITH_REPLAY
+from tests.backends.megatron.families.layouts import EVERY_MODEL, TP2_EP2, WITH_REPLAY
 from tests.backends.megatron.families.observe import largest, relative_difference
 
 pytestmark = pytest.mark.families
 
-MODELS = [model for model in PUBLISHED_MODELS if model.name in WITH_REPLAY]
+MODELS = [model for model in EVERY_MODEL if model.name in (*WITH_REPLAY, "qwen3_next")]
 every_model = pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 
 
