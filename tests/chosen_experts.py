@@ -7,7 +7,7 @@ import torch
 def chosen_by(model, tokens):
     """The experts of every token of one sequence, as the routers answer: ``[T, L, K]``, in ascending order."""
     found = []
-    gates = [layer.mlp.gate for layer in model.model.layers if hasattr(layer.mlp, "gate")]
+    gates = [module for module in model.modules() if type(module).__name__.lower().endswith("topkrouter")]
     hooks = [gate.register_forward_hook(lambda *call: found.append(call[-1][2])) for gate in gates]
     model(torch.tensor([tokens]))
     for hook in hooks:

@@ -85,7 +85,9 @@ def generate(
     arguments: dict[str, Any] = image_arguments(model, images, input_ids, device) if images else {}
     input_ids, attention_mask = input_ids.to(device), attention_mask.to(device)
     rows, owners = owners_of(prompts)
-    if share_prompts and len(rows) < len(prompts) and input_ids.shape[1] > 1 and can_share(model):
+    # A pass of one column counts as a token that was generated: transformers would keep no padding out of recurrent
+    # states (masking_utils.py, create_recurrent_attention_mask).
+    if share_prompts and len(rows) < len(prompts) and input_ids.shape[1] > 2 and can_share(model):
         arguments["past_key_values"] = read_prompts(model, input_ids, attention_mask, rows, owners)
     sampler = TokenSampler(sampling, [request.seed for request in requests], prompt_width=input_ids.shape[1], stop=stop)
     output = model.generate(
@@ -261,7 +263,7 @@ def read_prompts(
 
     Args:
         model: A model for which :func:`can_share` is true.
-        input_ids: int64 ``[B, S]``, padded to the left, S > 1.
+        input_ids: int64 ``[B, S]``, padded to the left, S > 2.
         attention_mask: int64 ``[B, S]``, 1 = real token.
         rows: For each of the P different prompts, a row that has it.
         owners: For each of the B rows, the index of its prompt among the P.

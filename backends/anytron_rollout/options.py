@@ -74,7 +74,10 @@ def estimate(run: RunConfig, training: TrainingEstimate, device: DeviceMemory) -
     return [weights, cache, MemoryPart("rollout-logits", LOGITS * rows * entries * 4, what, "generation")]
 
 
-TOLD = ("deepseek_v3", "qwen3_moe")
+TOLD = (
+    "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "gpt_oss", "hy_v3",
+    "minimax_m2", "olmoe", "qwen2_moe", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "qwen3_vl_moe",
+)  # fmt: skip
 """Values of ``model_type`` for which the engine can record the routing; a test compares it with Megatron's."""
 
 

@@ -10,6 +10,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter, WeightRenaming
 
 from anytron.base.errors import EngineError
+from anytron.task.data.pretrained import turned_in_files
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -106,6 +107,7 @@ class Places:
     The tensors of some families were published under other names than their modules have today: Qwen2.5-VL's
     ``visual.merger.ln_q.weight`` belongs to ``model.visual.merger.ln_q``. Mixtures of experts were published
     with a tensor for each expert, while modules have one for all experts of a layer. transformers has rules for both.
+    Those of Qwen3-VL-MoE were published transposed.
 
     Args:
         model: A Hugging Face model.
@@ -113,6 +115,7 @@ class Places:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._modules: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
+        self._turned = turned_in_files(model)
         rules = get_model_conversion_mapping(model, add_legacy=False)
         self._renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
         self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
@@ -129,7 +132,7 @@ class Places:
             for rule in self._renamings:
                 name, _ = rule.rename_source_key(name)
         if name in modules:
-            return Place(name, modules[name])
+            return Place(name, modules[name].mT if name in self._turned else modules[name])
         for converter in self._converters:
             module, pattern = converter.rename_source_key(name)
             if pattern is not None and module in modules:
@@ -181,17 +184,23 @@ def _holds(target: Tensor, piece: Piece) -> bool:
 
 
 def _paired(target: Tensor, piece: Piece) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield views that together are a piece's place in a tensor, each with its values."""
+    """Yield views that together are a piece's place in a tensor, each with its values in the same shape."""
     start = 0
     for part in _parts(target, piece.start, piece.start + piece.values.numel()):
-        yield part, piece.values[start : start + part.numel()]
+        yield part, piece.values[start : start + part.numel()].view(part.shape)
         start += part.numel()
 
 
 def _parts(target: Tensor, start: int, stop: int) -> Iterator[Tensor]:
-    """Yield 1-D views that together are the elements ``start`` to ``stop`` of a tensor, row-major."""
-    if target.is_contiguous():
+    """Yield views that together are the elements ``start`` to ``stop`` of a tensor, row-major.
+
+    They are 1-D, or whole matrices of a tensor that is transposed.
+    """
+    if target.is_contiguous() or target.ndim == 1:
         yield target.view(-1)[start:stop]
+        return
+    if target.ndim == 2 and (start, stop) == (0, target.numel()):
+        yield target
         return
     size = target[0].numel()
     for row in range(start // size, -(-stop // size)):
@@ -199,7 +208,8 @@ def _parts(target: Tensor, start: int, stop: int) -> Iterator[Tensor]:
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
-    """Compare 1-D tensors of one dtype as integers: NaN equals itself, and zeros of different signs differ."""
+    """Compare tensors of one dtype as integers: NaN equals itself, and zeros of different signs differ."""
+    one, other = one.contiguous().view(-1), other.contiguous().view(-1)
     size = one.element_size()
     wide = all((start * size) % 8 == 0 for start in (one.storage_offset(), other.storage_offset(), one.numel()))
     integer = torch.int64 if wide else _INTEGERS[size]

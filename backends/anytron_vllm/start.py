@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -10,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytron.run.trainer.models import model_directory
-from anytron.task.data.pretrained import load_tokenizer, save_processor
+from anytron.task.data.model_files import CONFIG_FILE, as_known, published_config
+from anytron.task.data.pretrained import WEIGHT_FILES, load_tokenizer, save_processor
 from anytron_vllm.options import BUFFER_RANKS, CPU_CACHE_GIB
 from anytron_vllm.release import normalizes_images
 
@@ -61,17 +63,28 @@ def start_directory(config: RunConfig, *, takes_images: bool) -> Iterator[Path]:
 
     For a model with images, vLLM needs a tokenizer and an image processor, to know how many tokens an image may have.
     The run's tokenizer and image processor may differ from the ones in ``model.path``; so they are written to a
-    temporary directory, with the model's config.
+    temporary directory, with the model's config. A model whose ``config.json`` asks for code of its directory
+    (:data:`anytron.task.data.model_files.SAME_MODELS`) also gets a temporary directory: with the config that the rest
+    of Anytron takes, and links to the files of weights.
     """
     model = model_directory(config)
-    if not takes_images:
+    published = published_config(model)
+    known = as_known(published)
+    if not takes_images and known is published:
         yield model
         return
     with tempfile.TemporaryDirectory(prefix="anytron-vllm-") as name:
         directory = Path(name)
+        if known is not published:
+            for pattern in WEIGHT_FILES:
+                for file in model.glob(pattern):
+                    (directory / file.name).symlink_to(file.resolve())
+            (directory / CONFIG_FILE).write_text(json.dumps(known), encoding="utf-8")
+            yield directory
+            return
         load_tokenizer(config.model).save_pretrained(directory)
         save_processor(config.model, directory)
-        shutil.copyfile(model / "config.json", directory / "config.json")
+        shutil.copyfile(model / CONFIG_FILE, directory / CONFIG_FILE)
         yield directory
 
 

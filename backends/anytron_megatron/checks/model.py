@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import did_you_mean
 from anytron.config.diagnostics import Diagnostic
+from anytron.task.data.model_files import SAME_MODELS
 from anytron_megatron.checks.sparse_attention import sparse_diagnostics
 from anytron_megatron.models.families import FAMILIES, proved
 from anytron_megatron.options import transformer_fields
@@ -117,6 +118,8 @@ def model_diagnostics(subject: Subject, options: MegatronOptions) -> Iterator[Di
             "compare it with anytron verify before you train",
         )
     yield from _routing(key, family, subject.text, options)
+    yield from _orientation(key, family, subject.text)
+    yield from _ernie(key, family, subject.text, options)
     yield from _rotary(key, row, subject.text)
 
 
@@ -124,11 +127,9 @@ def _obstacle(row: Family, text: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return why this model cannot be built, and what to do; None if no reason is known."""
     if row.obstacle:
         return row.obstacle, _ANOTHER
-    if row.same_as:
-        return (
-            "transformers has no such model type, and Anytron runs no code of a model directory (SECURITY.md)",
-            f'write "model_type": "{row.same_as}" into its config: it is the same model, with the same tensors',
-        )
+    if row.model_type in SAME_MODELS:  # in model.config; Anytron replaces it where it reads a directory
+        known = SAME_MODELS[row.model_type]
+        return "transformers has no such model type", f'write "{known}": it is the same model, with the same tensors'
     if missing := [name for name in row.wanted if text.get(name) is None]:
         names = ", ".join(missing)
         return f"mcore-bridge needs {names}, which the model's config lacks", f"add {names} to the model's config"
@@ -195,6 +196,42 @@ def _routing(key: str, family: str, text: Mapping[str, Any], options: MegatronOp
             "never the weight of a single one",
             "train a model with norm_topk_prob=true and several experts per token",
         )
+
+
+def _orientation(key: str, family: str, text: Mapping[str, Any]) -> Iterator[Diagnostic]:
+    """Check that shapes say which way round a file has the weights of experts, which transformers finds out by them."""
+    hidden, size = text.get("hidden_size"), text.get("moe_intermediate_size")
+    if family == "qwen3_vl_moe" and hidden and size and hidden in (size, 2 * size):
+        yield Diagnostic(
+            "error",
+            key,
+            f"hidden_size is {hidden} and moe_intermediate_size {size}: a weight of the experts is square, so that its "
+            "shape does not say whether a file has it as published or, as transformers 5 writes it, transposed",
+            "train a model whose hidden_size is neither moe_intermediate_size nor twice as large",
+        )
+
+
+def _ernie(key: str, family: str, text: Mapping[str, Any], options: MegatronOptions) -> Iterator[Diagnostic]:
+    """Check that Megatron has the experts of an ERNIE-4.5 in its layers, and chooses them with their bias."""
+    if family != "ernie4_5_moe":
+        return
+    last, interval = text.get("moe_layer_end_index", -1), text.get("moe_layer_interval", 1)
+    if interval != 1 or (last != -1 and last < text.get("num_hidden_layers", 28) - 1):
+        yield Diagnostic(
+            "error",
+            key,
+            f"moe_layer_interval is {interval} and moe_layer_end_index {last}, but mcore-bridge builds experts in all "
+            "layers from moe_layer_start_index on",
+            "train a model that has experts in all these layers, as the published ones do",
+        )
+    for name in ("moe_router_fusion", "moe_router_pre_softmax"):
+        if options.transformer.get(name):
+            yield Diagnostic(
+                "error",
+                f"engine.options.transformer.{name}",
+                "with this option Megatron ignores the bias with which ERNIE-4.5 chooses experts",
+                "remove this option",
+            )
 
 
 def _described_routing(

@@ -161,6 +161,10 @@ class BridgeSource:
             raise _unreadable(model_dir, error) from error
         # Megatron before 0.18 constructs no Gated DeltaNet's with it; patches/delta_net.py does the rest.
         self.config.context_parallel_size = sizes.context
+        if self.hf_config.model_type == "ernie4_5_moe":
+            # Megatron constructs no router of a softmax with it; the patches megatron.router-biased-softmax and
+            # megatron.mcore-bridge-ernie-bias do the rest.
+            self.config.moe_router_enable_expert_bias = True
         if portable and "use_te_activation_func" not in transformer:
             self.config.use_te_activation_func = _takes_swiglu_kernel(self.config, self.hf_config.model_type)
         refuse_missing_quantisation(self.config)

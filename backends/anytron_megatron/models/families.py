@@ -41,7 +41,6 @@ class Family:
         sparse_attention: Whether it has DeepSeek sparse attention, which runs with megatron-core 0.19 and later.
         runs_model_code: Whether mcore-bridge imports Python files of the model directory to build it.
         obstacle: Why no configuration can train it; empty if one can.
-        same_as: Another ``model_type`` that is the same model, where transformers has no class for this one.
         wanted: Fields of the language model that mcore-bridge needs, and whose default in transformers is null.
         needs: A package without which mcore-bridge cannot build it: the name to import, and the name to install.
         layer: Function that lists the tensors of a layer in published files; None = unknown before the training ranks
@@ -60,7 +59,6 @@ class Family:
     sparse_attention: bool = False
     runs_model_code: bool = False
     obstacle: str = ""
-    same_as: str = ""
     wanted: tuple[str, ...] = ()
     needs: tuple[str, str] | None = None
     layer: LayerTensors | None = None
@@ -82,21 +80,13 @@ _FORMATS = ("thd", "bshd")
 _DENSE = (*_FORMATS, "TP", "PP", "CP")
 _EXPERTS = (*_DENSE, "VPP", "EP", "replay", "LoRA", "cache")
 _PUBLISHED = (*_DENSE, "VPP")
-_PUBLISHED_EXPERTS = (*_PUBLISHED, "EP")
+_PUBLISHED_EXPERTS = (*_PUBLISHED, "EP", "replay")
 _PUBLISHED_IMAGES = (*_DENSE, "images")
 _NO_STATE = "mcore-bridge's Gated DeltaNet keeps no state from one forward pass to the next"
 _NO_KEYS = "mcore-bridge's sparse attention keeps no keys from one forward pass to the next"
 _NO_IMAGES = "no test generates from images with a cache"
 _UNRELEASED = "mcore-bridge builds it with Megatron's development branch only"
 _OTHER_IMAGES = "it does not read images as patches with a grid, as Qwen2-VL and its successors do"
-_BIASED_SOFTMAX = (
-    "its routers choose experts by a softmax and a bias, which Megatron refuses (moe_router_enable_expert_bias), and "
-    "mcore-bridge reads no such bias"
-)
-_TRANSPOSED = (
-    "mcore-bridge reads and writes its experts' weights as the published files have them; transformers 5 has them "
-    "transposed, in rollouts and in files that it writes, and mcore-bridge reads such a file wrongly, without an error"
-)
 _WITHOUT_CLASS = "transformers has no class for it, and Anytron runs no code of a model directory (SECURITY.md)"
 _OMNI = "transformers has no class that computes logits from its config: AutoModelForCausalLM refuses it"
 _MAMBA = (
@@ -123,7 +113,7 @@ _ROWS = (
     Family("llama", "Llama", (*_DENSE, "cache"), layer=dense_layer, rotates_whole_heads=True),
     Family("qwen3_moe", "Qwen3-MoE", _EXPERTS, layer=qwen3_moe_layer, rotates_whole_heads=True),
     Family("deepseek_v3", "DeepSeek-V3", (*_EXPERTS, "MTP"), layer=deepseek_v3_layer, rotates_whole_heads=True),
-    Family("qwen3_next", "Qwen3-Next", (*_DENSE, "EP", "LoRA"), refused=("cache",), cacheless=_NO_STATE),
+    Family("qwen3_next", "Qwen3-Next", (*_DENSE, "EP", "replay", "LoRA"), refused=("cache",), cacheless=_NO_STATE),
     Family(
         "qwen3_5",
         "Qwen3.5",
@@ -164,6 +154,7 @@ _ROWS = (
     Family("olmoe", "OLMoE", (*_PUBLISHED_EXPERTS, "LoRA", "cache"), rotates_whole_heads=True),
     Family("deepseek_v2", "DeepSeek-V2", (*_PUBLISHED_EXPERTS, "LoRA", "cache"), rotates_whole_heads=True),
     Family("ernie4_5", "ERNIE-4.5", (*_PUBLISHED, "LoRA", "cache"), rotates_whole_heads=True),
+    Family("ernie4_5_moe", "ERNIE-4.5-MoE", (*_PUBLISHED_EXPERTS, "LoRA", "cache"), rotates_whole_heads=True),
     Family(
         "hy_v3",
         "Hunyuan 3",
@@ -171,6 +162,7 @@ _ROWS = (
         rotates_whole_heads=True,
         wanted=("qk_norm", "moe_router_use_sigmoid", "moe_router_enable_expert_bias"),
     ),
+    Family("kimi_k2", "Kimi-K2", (*_PUBLISHED_EXPERTS, "LoRA", "cache")),
     Family(
         "dots1",
         "dots.llm1",
@@ -179,12 +171,13 @@ _ROWS = (
         wanted=("n_routed_experts",),
     ),
     Family("internlm3", "InternLM3", (*_PUBLISHED, "LoRA", "cache"), rotates_whole_heads=True),
+    Family("mimo", "MiMo", (*_PUBLISHED, "cache")),
     Family("glm4", "GLM-4", (*_PUBLISHED, "cache")),
     Family("glm4_moe_lite", "GLM-4.7-Flash", (*_PUBLISHED_EXPERTS, "LoRA", "cache")),
     Family(
         "qwen3_5_moe",
         "Qwen3.5-MoE",
-        (*_PUBLISHED_IMAGES, "EP"),
+        (*_PUBLISHED_IMAGES, "EP", "replay"),
         refused=("cache",),
         takes_images=True,
         cacheless=_NO_STATE,
@@ -197,12 +190,19 @@ _ROWS = (
         takes_images=True,
         cacheless=_NO_IMAGES,
     ),
-    Family("qwen3_vl_moe", "Qwen3-VL-MoE", refused=_FORMATS, takes_images=True, obstacle=_TRANSPOSED),
+    Family(
+        "qwen3_vl_moe",
+        "Qwen3-VL-MoE",
+        (*_PUBLISHED_IMAGES, "EP", "replay"),
+        refused=("cache",),
+        takes_images=True,
+        cacheless=_NO_IMAGES,
+    ),
     Family("glm4v", "GLM-4.1V", _PUBLISHED_IMAGES, refused=("cache",), takes_images=True, cacheless=_NO_IMAGES),
     Family(
         "glm4v_moe",
         "GLM-4.5V, GLM-4.6V",
-        (*_PUBLISHED_IMAGES, "EP"),
+        (*_PUBLISHED_IMAGES, "EP", "replay"),
         refused=("cache",),
         takes_images=True,
         cacheless=_NO_IMAGES,
@@ -240,9 +240,6 @@ _ROWS = (
         obstacle="mcore-bridge takes its audio encoder from the package qwen-asr, which wants transformers before 5.0",
     ),
     Family("qwen4_exp", wanted=("eos_token_id", *_INDEXER)),
-    Family("ernie4_5_moe", "ERNIE-4.5-MoE", refused=_FORMATS, obstacle=_BIASED_SOFTMAX),
-    Family("kimi_k2", "Kimi-K2", refused=_FORMATS, same_as="deepseek_v3"),
-    Family("mimo", "MiMo", refused=_FORMATS, same_as="qwen2"),
     Family("deepseek", "DeepSeekMoE", refused=_FORMATS, obstacle=_WITHOUT_CLASS),
     Family("bailing_moe", "Ling", refused=_FORMATS, obstacle=_WITHOUT_CLASS),
     Family("qwen2_5_omni", "Qwen2.5-Omni", refused=_FORMATS, obstacle=_OMNI),

@@ -27,12 +27,13 @@ def prediction_tensors(names: Iterable[str], layers: int) -> frozenset[str]:
     """Find the tensors of multi-token prediction modules.
 
     DeepSeek and GLM number the modules as further layers: the first one has the number ``layers``, the number of the
-    model's own layers. Names of such tensors begin with ``mtp.`` in Qwen's files and ``model.mtp_layers.`` in MiMo's.
+    model's own layers. Names of such tensors begin with ``mtp.`` in Qwen's files, and with ``model.mtp_`` in MiMo's and
+    ERNIE-4.5's.
     """
 
     def belongs(name: str) -> bool:
         layer = _LAYER.match(name)
-        return name.startswith(("mtp.", "model.mtp_layers.")) or (layer is not None and int(layer[1]) >= layers)
+        return name.startswith(("mtp.", "model.mtp_")) or (layer is not None and int(layer[1]) >= layers)
 
     return frozenset(filter(belongs, names))
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 _JOINED = ("glm4", "glm4v_text")
 """Language models whose feed-forward networks have gate and up projection in one layer, in transformers."""
+_ERNIE, _ERNIE_BIAS = "ernie4_5_moe", "moe_statics.e_score_correction_bias"
+_TRANSPOSED = "qwen3_vl_moe"
+"""The family whose published files have the weights of experts transposed, by transformers 5."""
 
 
 def refuse_offload_to_the_device(original: Callable[..., None]) -> Callable[..., None]:
@@ -168,6 +171,100 @@ def join_gate_and_up(original: Callable[..., dict[str, Any]]) -> Callable[..., d
         return joined
 
     return _set_mlp_state
+
+
+def read_either_orientation(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Wrap ``GPTBridge._set_moe_state``: read the experts of a Qwen3-VL-MoE whichever way round a file has them.
+
+    Published files have a layer's ``gate_up_proj`` as ``[E, H, 2 I]`` and its ``down_proj`` as ``[E, I, H]``, for E
+    experts, hidden size H and expert size I; files that transformers 5 writes have ``[E, 2 I, H]`` and ``[E, H, I]``.
+    mcore-bridge takes each for the former, reshapes the latter without an error, and writes the former.
+    """
+
+    @functools.wraps(original)
+    def _set_moe_state(
+        self: Any,
+        mg_mlp: Any,
+        hf_state_dict: dict[str, Any],
+        hf_prefix: str,
+        layer_idx: int,
+        to_mcore: bool,
+        is_mtp: bool = False,
+    ) -> dict[str, Any]:
+        if to_mcore and self.model_type == _TRANSPOSED:
+            rows = {"gate_up_proj": self.config.hidden_size, "down_proj": self.config.moe_ffn_hidden_size}
+            experts = {f"{hf_prefix}experts.{part}": size for part, size in rows.items()}
+            hf_state_dict = {
+                name: _Oriented(tensor, experts[name]) if name in experts else tensor
+                for name, tensor in hf_state_dict.items()
+            }
+        return original(self, mg_mlp, hf_state_dict, hf_prefix, layer_idx, to_mcore, is_mtp)
+
+    return _set_moe_state
+
+
+class _Oriented:
+    """A tensor of a file, ``[E, rows, columns]`` when it is loaded, if the file has it so or the other way round."""
+
+    def __init__(self, tensor: Any, rows: int) -> None:
+        self._tensor, self._rows = tensor, rows
+
+    def load(self) -> Tensor:
+        loaded: Tensor = self._tensor.load()
+        return loaded if loaded.shape[1] == self._rows else loaded.transpose(1, 2)
+
+
+def choose_by_biased_softmax(original: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Wrap Megatron's ``topk_routing_with_score_function``: experts of a softmax may be chosen with a bias.
+
+    ERNIE-4.5's routers choose by the softmax of all logits plus a bias, and weigh the chosen experts by the softmax
+    of their logits (``ernie4_5_moe/modeling_ernie4_5_moe.py``, ``Ernie4_5_MoeTopKRouter``). Megatron ignores the bias.
+    """
+
+    @functools.wraps(original)
+    def topk_routing_with_score_function(logits: Tensor, *args: Any, **settings: Any) -> tuple[Tensor, Tensor]:
+        bias = settings.get("expert_bias")
+        if bias is not None and settings.get("score_function") == "softmax" and not settings.get("use_pre_softmax"):
+            settings["router_replay"] = _Biased(bias, settings.get("router_replay"))
+        return original(logits, *args, **settings)
+
+    return topk_routing_with_score_function
+
+
+class _Biased:
+    """Chooses experts by a softmax and a bias, or lets the router's replay choose by these scores."""
+
+    def __init__(self, bias: Tensor, replay: Any) -> None:
+        self._bias, self._replay = bias, replay
+
+    def get_replay_topk(
+        self, scores: Tensor, topk: int, num_groups: int | None, group_topk: int | None, choose: Callable[..., Any]
+    ) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            ranked = scores.float().softmax(-1) + self._bias
+            if self._replay is None:
+                _, experts = choose(ranked, topk, num_groups=num_groups, group_topk=group_topk)
+            else:
+                _, experts = self._replay.get_replay_topk(ranked, topk, num_groups, group_topk, choose)
+        return scores.gather(1, experts), experts
+
+
+def read_ernie_bias(original: Callable[..., None]) -> Callable[..., None]:
+    """Wrap ``GPTBridge._set_router``: ERNIE-4.5's files have the routers' bias under another name, as ``[1, E]``."""
+
+    @functools.wraps(original)
+    def _set_router(self: Any, mg_mlp: Any, hf_state_dict: dict[str, Any], to_mcore: bool, **more: Any) -> None:
+        if self.llm_model_type != _ERNIE:
+            return original(self, mg_mlp, hf_state_dict, to_mcore, **more)
+        named = self.hf_expert_bias_key
+        if to_mcore:
+            hf_state_dict = {named if name == _ERNIE_BIAS else name: value for name, value in hf_state_dict.items()}
+        original(self, mg_mlp, hf_state_dict, to_mcore, **more)
+        if not to_mcore and (bias := hf_state_dict.pop(named, None)) is not None:
+            hf_state_dict[_ERNIE_BIAS] = bias.view(1, -1)
+        return None
+
+    return _set_router
 
 
 def mask_padding(original: Callable[..., Any]) -> Callable[..., Any]:

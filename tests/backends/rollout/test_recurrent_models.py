@@ -19,14 +19,15 @@ from tests.backends.rollout.test_generation import teacher_forced
 LENGTHS = (1, 2, 3, 4, 7, 70)
 
 
+@pytest.mark.parametrize("lengths", [LENGTHS, (1, 2)], ids=["many", "short"])
 @pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5"])
-def test_prompts_of_different_lengths_share_a_batch(family, new_engine, write, tmp_path):
+def test_prompts_of_different_lengths_share_a_batch(family, lengths, new_engine, write, tmp_path):
     directory = write_tiny_model(family, tmp_path / family)
     reference = model_class(AutoConfig.from_pretrained(directory)).from_pretrained(directory, dtype=torch.float32)
     engine = new_engine(model={"path": str(directory)}, max_batch_size=64)
     engine.load_weights(write(load_file(directory / "model.safetensors")))
     generator = torch.Generator().manual_seed(0)
-    prompts = [PromptInputs(tuple(torch.randint(3, 119, (n,), generator=generator).tolist())) for n in LENGTHS]
+    prompts = [PromptInputs(tuple(torch.randint(3, 119, (n,), generator=generator).tolist())) for n in lengths]
 
     groups = generate(engine, prompts, SamplingParams(max_new_tokens=5, pad_token_id=0), seed=1, samples=2)
 

@@ -8,23 +8,43 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from anytron.base.errors import EngineError
-from anytron.task.data.pretrained import model_class
+from anytron.task.data.model_files import SAME_MODELS
+from anytron.task.data.pretrained import model_class, read_hf_config, take_latent_epsilon
 from anytron.workers.engines.rollout_engine import PromptInputs, SamplingParams
-from anytron_conformance.tiny_models import write_tiny_model
+from anytron_conformance.tiny_models import CONFIGS, write_tiny_model
 from anytron_rollout.options import TOLD, routing_diagnostics
 from anytron_rollout.transformers_engine import RoutingRecorder
+from tests.backends.megatron.families.layouts import WITH_REPLAY
+from tests.backends.megatron.families.published import PUBLISHED, write_published_model
 from tests.backends.rollout.conftest import generate, run_config
 from tests.chosen_experts import chosen_by
 
 LENGTHS = (1, 2, 9, 4)
 CHANGES = {"qwen3_moe": {"num_experts": 8}, "deepseek_v3": {"n_routed_experts": 8, "n_group": 2, "topk_group": 1}}
-LAYERS = {"qwen3_moe": 4, "deepseek_v3": 3}
+LAYERS = {"qwen3_moe": 4, "deepseek_v3": 3, "qwen3_next": 4}
+WITHOUT_DENSE = ("gpt_oss", "minimax_m2", "olmoe", "qwen2_moe", "qwen3_5_moe", "qwen3_vl_moe")
+"""Published configurations with experts in each of their four layers."""
+OTHERS = ("qwen3_next", *(name for name in WITH_REPLAY if name not in SAME_MODELS))
+MODELS = [*CHANGES, *(pytest.param(name, marks=pytest.mark.families) for name in OTHERS)]
 
 
-@pytest.mark.parametrize("family", TOLD)
-def test_each_token_but_the_last_has_the_experts_that_it_went_to(family, new_engine, write, tmp_path):
-    directory = write_tiny_model(family, tmp_path / family, **CHANGES[family])
-    reference = model_class(AutoConfig.from_pretrained(directory)).from_pretrained(directory, dtype=torch.float32)
+def written(name, directory):
+    """Write a tiny model; return its directory and the number of its layers with experts."""
+    if name in PUBLISHED:
+        dense = PUBLISHED[name].get("text_config", PUBLISHED[name]).get("first_k_dense_replace", 1)
+        return write_published_model(name, directory), 4 - (0 if name in WITHOUT_DENSE else dense)
+    return write_tiny_model(name, directory, **CHANGES.get(name, {})), LAYERS[name]
+
+
+def test_every_family_that_is_told_is_one_of_these():
+    assert {({**CONFIGS, **PUBLISHED}[name])["model_type"] for name in (*CHANGES, *OTHERS)} == set(TOLD)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_token_but_the_last_has_the_experts_that_it_went_to(name, new_engine, write, tmp_path):
+    directory, layers = written(name, tmp_path / name)
+    reference = model_class(read_hf_config(directory)).from_pretrained(directory, dtype=torch.float32)
+    take_latent_epsilon(reference)  # as rollouts do
     generator = torch.Generator().manual_seed(0)
     prompts = [PromptInputs(tuple(torch.randint(3, 119, (n,), generator=generator).tolist())) for n in LENGTHS]
     sampling = SamplingParams(max_new_tokens=9, end_token_ids=tuple(range(16)), pad_token_id=0)
@@ -39,7 +59,7 @@ def test_each_token_but_the_last_has_the_experts_that_it_went_to(family, new_eng
     for prompt, group in zip(prompts, groups, strict=True):
         for response in group:
             sequence = prompt.tokens + response.tokens
-            assert response.routing.shape == (len(sequence) - 1, LAYERS[family], 2)
+            assert response.routing.shape == (len(sequence) - 1, layers, 2)
             assert response.routing.dtype is torch.uint8
             assert torch.equal(response.routing.long().sort(-1).values, chosen_by(reference, sequence)[:-1])
             lengths.add(len(response.tokens))
@@ -57,9 +77,9 @@ def test_other_models_are_refused_before_anything_starts():
         config = run_config({"config": {"model_type": model_type}}, **rollout)
         return [(one.severity, one.key, one.message) for one in routing_diagnostics(config, None)]
 
-    message = "the engine transformers cannot record the routing of qwen3_next"
-    assert found("qwen3_next", replay_routing=True) == [("error", "rollout.replay_routing", message)]
-    assert found("qwen3_moe", replay_routing=True) == found("qwen3_next") == []
+    message = "the engine transformers cannot record the routing of llama4"
+    assert found("llama4", replay_routing=True) == [("error", "rollout.replay_routing", message)]
+    assert found("qwen3_moe", replay_routing=True) == found("llama4") == []
 
 
 def test_a_model_whose_experts_are_called_otherwise_is_refused():

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from anytron.base.errors import EngineError
 from anytron.workers.engines.rollout_engine import PromptInputs, SamplingParams
+from anytron.workers.weights.transfer import Piece
 from anytron_conformance.tiny_models import CONFIGS, write_tiny_model
 from anytron_rollout import weights as loading
+from tests.backends.megatron.families.published import PUBLISHED, write_published_model
 from tests.backends.rollout.conftest import generate
 
 SAMPLING = SamplingParams(max_new_tokens=6, top_k=1)
@@ -180,3 +182,33 @@ def test_experts_come_one_by_one_as_they_are_published_and_go_into_one_tensor(ne
         engine.load_weights(write(published | {lost.replace("experts.2", "experts.4"): published[lost]}))
     with pytest.raises(EngineError, match=r"(?s)wrong shape.*experts\.2\.up_proj"):
         engine.load_weights(write(published | {lost: published[lost].t()}))
+
+
+def test_experts_that_were_published_transposed_are_turned(new_engine, write, tmp_path):
+    directory = write_published_model("qwen3_vl_moe", tmp_path)
+    published = load_file(directory / "model.safetensors")
+    engine = new_engine(model={"config": PUBLISHED["qwen3_vl_moe"], "dtype": "float32"})
+    engine.load_weights(write(published))
+    expected = AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32).state_dict()
+    loaded = engine._model.state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.items())
+    turned = [name for name in published if published[name].shape != loaded[name].shape]
+    assert len(turned) == 8
+    assert engine.differing_weights(write(published)) == []
+    loaded[turned[0]].view(torch.int32)[1, 2, 3] ^= 1
+    assert engine.differing_weights(write(published)) == [turned[0]]
+    with pytest.raises(EngineError, match=r"(?s)wrong shape.*mlp\.experts\."):  # as transformers would save it
+        engine.load_weights(write(expected))
+
+
+@pytest.mark.parametrize("size", [1, 5, 12, 17, 60])
+def test_a_transposed_tensor_comes_in_pieces_of_any_size(size):
+    values = torch.arange(60.0)
+    target = torch.zeros(5, 4, 3)
+    for start in range(0, 60, size):
+        piece = Piece("experts", (5, 3, 4), start, values[start : start + size], optional=False)
+        loading._fill(target.mT, piece)
+        assert loading._holds(target.mT, piece)
+    assert torch.equal(target, values.view(5, 3, 4).mT)
+    target[4, 3, 2] += 1
+    assert not loading._holds(target.mT, Piece("experts", (5, 3, 4), 0, values, optional=False))

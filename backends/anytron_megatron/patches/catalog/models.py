@@ -64,6 +64,45 @@ GATE_AND_UP = Patch(
     replacement=f"{FIXES}.models:join_gate_and_up",
 )
 
+EXPERTS_ORIENTATION = Patch(
+    id="megatron.mcore-bridge-experts-orientation",
+    target="mcore_bridge.bridge.gpt_bridge:GPTBridge._set_moe_state",
+    phase=Phase.BEFORE_PARALLEL_INIT,
+    package=BRIDGE,
+    requires=BRIDGE_VERSIONS,
+    reason=(
+        "the experts of a Qwen3-VL-MoE that transformers 5 has written are read wrongly, without an error: in its "
+        "files their weights are transposed"
+    ),
+    upstream="mcore_bridge/bridge/gpt_bridge.py, _get_need_transpose, lines 866 to 870, asks for no shape",
+    remove_when="mcore-bridge compares the shapes of fused experts with the config's sizes before it transposes them",
+    replacement=f"{FIXES}.models:read_either_orientation",
+)
+
+ROUTER_BIAS = Patch(
+    id="megatron.router-biased-softmax",
+    target="megatron.core.transformer.moe.router:topk_routing_with_score_function",
+    phase=Phase.BEFORE_BUILD,
+    package=MEGATRON,
+    requires=">=0.16",
+    reason="experts of ERNIE-4.5 are chosen by a softmax and a bias; Megatron ignores the bias with a softmax",
+    upstream="megatron/core/transformer/moe/moe_utils.py, topk_routing_with_score_function, lines 709 to 715: no bias",
+    remove_when="Megatron's transformer config takes moe_router_enable_expert_bias with a softmax",
+    replacement=f"{FIXES}.models:choose_by_biased_softmax",
+)
+
+ERNIE_BIAS = Patch(
+    id="megatron.mcore-bridge-ernie-bias",
+    target="mcore_bridge.bridge.gpt_bridge:GPTBridge._set_router",
+    phase=Phase.BEFORE_PARALLEL_INIT,
+    package=BRIDGE,
+    requires=BRIDGE_VERSIONS,
+    reason="the bias by which the routers of ERNIE-4.5 choose experts is neither read nor written",
+    upstream="mcore_bridge/bridge/gpt_bridge.py, line 53: hf_expert_bias_key has one value for all families",
+    remove_when="an export of ERNIE-4.5 with experts has moe_statics.e_score_correction_bias",
+    replacement=f"{FIXES}.models:read_ernie_bias",
+)
+
 ROUTER_PADDING = Patch(
     id="megatron.router-padding",
     target="megatron.core.transformer.moe.router:TopKRouter.forward",

@@ -31,6 +31,8 @@ def draw_telling_values(model: PreTrainedModel) -> None:
         for name, parameter in model.named_parameters():
             if ("norm" in name or ".ln_" in name) and parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
+            elif name.endswith("e_score_correction_bias"):  # ERNIE-4.5's, a parameter
+                parameter.copy_(torch.randn_like(parameter) * 0.3)
             elif name.endswith("bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.02)
             elif name.endswith("embed_tokens.weight"):  # token 0 pads: its row is zero, and so is what it leads to

@@ -8,20 +8,20 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.base.errors import EngineError, ResourceError
 from anytron.config.algorithm import AlgorithmSection
 from anytron.sequences.batch import TokenOutputs, token_index
-from anytron.task.data.pretrained import model_class, read_hf_config, take_latent_epsilon
+from anytron.task.data.pretrained import model_class, read_hf_config, take_latent_epsilon, turned_in_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -47,29 +47,42 @@ def forced_routing(model: Any, routing: Tensor | None) -> Iterator[None]:
     routers = [module for module in model.modules() if type(module).__name__.lower().endswith("topkrouter")]
     if len(routers) != routing.shape[1]:
         raise ValueError(f"the routing has {routing.shape[1]} layers, and the model has {len(routers)} routers")
-    columns = routing.long().unbind(1)
-    hooks = [router.register_forward_hook(partial(_force, own)) for router, own in zip(routers, columns, strict=True)]
+    for router, experts in zip(routers, routing.long().unbind(1), strict=True):
+        router.forward = _choosing(router.forward, experts, router.weight.shape[0])
     try:
         yield
     finally:
-        for hook in hooks:
-            hook.remove()
+        for router in routers:
+            del router.forward
 
 
-def _force(
-    experts: Tensor, router: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor, Tensor]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Replace a router's answer: logits ``[T, E]``, weights of the chosen ``[T, K]`` and their numbers ``[T, K]``."""
-    del inputs
-    logits, _, own = output
-    chosen = torch.cat([experts[:-1], own[-1:]])
-    # DeepSeek's routers score by sigmoid, and their bias decides the choice only.
-    scores = logits.sigmoid() if hasattr(router, "e_score_correction_bias") else logits.softmax(-1)
-    weights = scores.gather(1, chosen)
-    if router.norm_topk_prob:
-        weights = weights / weights.sum(-1, keepdim=True)
-    return logits, weights * getattr(router, "routed_scaling_factor", 1.0), chosen
+def _choosing(forward: Callable[..., Any], experts: Tensor, count: int) -> Callable[..., Any]:
+    """Wrap the ``forward`` of a router with ``count`` experts: it chooses these, ``[T, K]``, and weighs them itself."""
 
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        with _Choice(experts, count):
+            return forward(*args, **kwargs)
+
+    return chosen
+
+
+class _Choice(TorchFunctionMode):
+    """Replaces the result of ``topk`` over all experts; groups of experts are chosen over other dimensions."""
+
+    def __init__(self, experts: Tensor, count: int) -> None:
+        super().__init__()
+        self._experts, self._count = experts, count
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func not in (torch.topk, torch.Tensor.topk) or args[0].ndim != 2 or args[0].shape[1] != self._count:
+            return result
+        chosen = torch.cat([self._experts[:-1], result.indices[-1:]])
+        return torch.return_types.topk((args[0].gather(1, chosen), chosen))
+
+
+_CHOOSING_BIAS = ".e_score_correction_bias"
+"""End of the names of biases that choose experts, and get no gradient: ERNIE-4.5's are parameters in transformers."""
 
 LOSS = PolicyLoss(AlgorithmSection(kl_coefficient=0.1, entropy_coefficient=1.0))
 """The policy's loss with all of its terms, whatever the run's coefficients, so that an error in any term shows."""
@@ -148,6 +161,7 @@ def _computed(model: Any, batch: RaggedBatch) -> ExpectedGradients:
     named = {
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for name, parameter in model.named_parameters()
+        if not name.endswith(_CHOOSING_BIAS)
     }
     log_probs = torch.cat(recorded)
     return ExpectedGradients(off_policy(batch, log_probs), log_probs, published(model, named))
@@ -291,8 +305,9 @@ def _with_recorded(batch: RaggedBatch, log_probs: Tensor, old: Tensor, reference
 
 
 def published(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Give a model's tensors the names in its files, and split tensors that the files hold in several parts."""
+    """Give a model's tensors the names and the orientation in published files, and split tensors as the files do."""
     from transformers.core_model_loading import revert_weight_conversion
 
     converted: dict[str, Tensor] = revert_weight_conversion(model, tensors)
-    return converted
+    turned = turned_in_files(model)
+    return {name: tensor.mT.contiguous() if name in turned else tensor for name, tensor in converted.items()}

@@ -26,6 +26,12 @@ CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 """Files of transformers' image processors; the last, for videos, is part of the same processor and copied with it."""
 
+SAME_MODELS: Mapping[str, str] = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}
+"""Values of ``model_type`` that ask for code of the model directory -> the same model's type in transformers.
+
+Kimi-K2 has the layers and tensors of DeepSeek-V3 (deploy guide of moonshotai/Kimi-K2-Instruct), and MiMo-7B those of
+Qwen2 (XiaomiMiMo/MiMo-7B-RL, ``modeling_mimo.py``), with prediction modules besides."""
+
 LARGEST_CONFIG = 8 * 2**20
 """Most bytes of one of :data:`FILES`; the largest published ones, with names of 20,000 labels, have a tenth."""
 LARGEST_TOKENIZER = 128 * 2**20
@@ -168,7 +174,16 @@ def faults(
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Read ``config.json`` of a model directory, its fields checked.
+    """Read ``config.json`` of a model directory, its fields checked, with a ``model_type`` that transformers knows.
+
+    Raises:
+        ConfigError: The file or a field is malformed.
+    """
+    return as_known(published_config(directory))
+
+
+def published_config(directory: Path) -> dict[str, Any]:
+    """Read ``config.json`` of a model directory as it is, its fields checked.
 
     Raises:
         ConfigError: The file or a field is malformed.
@@ -179,7 +194,19 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 def read_config_file(path: Path) -> dict[str, Any]:
     """Read a file with the content of a ``config.json``, whatever its name; otherwise as :func:`read_config`."""
-    return _checked(path, CONFIG_FILE)
+    return as_known(_checked(path, CONFIG_FILE))
+
+
+def as_known(fields: dict[str, Any]) -> dict[str, Any]:
+    """Replace a ``model_type`` of :data:`SAME_MODELS`, and drop the names of code that belong to it.
+
+    Returns:
+        A copy, or the fields themselves if their ``model_type`` is another one.
+    """
+    known = SAME_MODELS.get(str(fields.get("model_type")))
+    if known is None:
+        return fields
+    return {**{name: value for name, value in fields.items() if name != "auto_map"}, "model_type": known}
 
 
 def end_tokens(directory: Path) -> list[int]:

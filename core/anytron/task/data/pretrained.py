@@ -13,11 +13,14 @@ from anytron.base.garbage import no_collections
 from anytron.config.diagnostics import Diagnostic, refuse
 from anytron.config.imports import resolve
 from anytron.task.data.model_files import (
+    CONFIG_FILE,
     GENERATION_FILE,
     PROCESSOR_FILES,
+    SAME_MODELS,
+    as_known,
     end_tokens,
     file_diagnostics,
-    read_config,
+    published_config,
     read_object,
 )
 
@@ -34,6 +37,7 @@ _DATA_ONLY: Mapping[str, bool] = {"local_files_only": True, "trust_remote_code":
 
 TOKENIZER = Kind("model.tokenizer", Called("A tokenizer's function", gives="a transformers.PreTrainedTokenizerBase"))
 PROCESSOR = Kind("model.processor", Called("A processor's function", gives="a transformers.BaseImageProcessor"))
+_MADE = (TOKENIZER.key, PROCESSOR.key)
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
 
 
@@ -85,16 +89,20 @@ def read_hf_config(directory: Path) -> Any:
 
     Settings of the directory that select code are dropped: classes in its files (``auto_map``), and the
     implementations of attention and experts, which may name a kernel on the network. A run must select them in its own
-    configuration.
+    configuration. A ``model_type`` of :data:`anytron.task.data.model_files.SAME_MODELS` is replaced.
 
     Raises:
         ConfigError: As in :func:`load_hf_config`, or ``config.json`` is malformed.
     """
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig
 
-    read_config(directory)
+    fields = published_config(directory)
+    known = as_known(fields)
     try:
-        config = AutoConfig.from_pretrained(directory, **_DATA_ONLY)
+        if known is fields:
+            config = AutoConfig.from_pretrained(directory, **_DATA_ONLY)
+        else:
+            config = CONFIG_MAPPING[known["model_type"]].from_dict({**known, "_name_or_path": str(directory)})
         config._attn_implementation = config._experts_implementation = None
     except Exception as error:  # as above
         raise _unusable(str(directory / "config.json"), error) from error
@@ -133,6 +141,28 @@ def take_latent_epsilon(model: Any) -> None:
     for name, module in model.named_modules():
         if name.rpartition(".")[2] in _LATENT_NORMS:
             module.variance_epsilon = model.config.get_text_config().rms_norm_eps
+
+
+def turned_in_files(model: Any) -> frozenset[str]:
+    """Find the tensors of a ``transformers`` model that published files have with the last two dimensions exchanged.
+
+    The experts of Qwen3-VL-MoE: published files, and vLLM, have ``gate_up_proj`` as ``[E, H, 2 I]``; transformers 5 has
+    ``[E, 2 I, H]``, in the model and in files that it writes, and compares shapes when it reads
+    (``core_model_loading.py``, ``Transpose(check_dims=True)``).
+
+    Returns:
+        Names in ``model.state_dict()``.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import Transpose, WeightConverter
+
+    def turns(rule: Any) -> bool:
+        operations = rule.operations if isinstance(rule, WeightConverter) else ()
+        return any(isinstance(one, Transpose) and getattr(one, "check_dims", False) for one in operations)
+
+    rules = [rule for rule in get_model_conversion_mapping(model, add_legacy=False) if turns(rule)]
+    names = model.state_dict(keep_vars=True) if rules else ()
+    return frozenset(name for name in names if any(rule.rename_source_key(name)[1] is not None for rule in rules))
 
 
 def load_tokenizer(model: ModelSection) -> Any:
@@ -190,15 +220,18 @@ def load_image_processor(model: ModelSection) -> Any:
 
 def _loaded(auto_class: Any, directory: Path, what: str, key: str) -> Any:
     refuse(file_diagnostics(key, directory))
+    named = (directory / CONFIG_FILE).is_file() and published_config(directory).get("model_type") in SAME_MODELS
+    more = {"config": read_hf_config(directory)} if named else {}  # otherwise transformers reads it too
     try:
         with no_collections():  # a vocabulary is hundreds of thousands of objects
-            return auto_class.from_pretrained(directory, **_DATA_ONLY)
+            return auto_class.from_pretrained(directory, **_DATA_ONLY, **more)
     except Exception as error:  # transformers, and the library of each format, fail in their own ways
         raise ConfigError(
             f"The {what} cannot be loaded.",
             where=str(directory),
             why=f"{type(error).__name__}: {error}",
-            fix=f"set {key} to a directory from which transformers can load the {what}",
+            fix=f"set {key} to a directory from which transformers can load the {what} without code of that directory"
+            + (", or to 'file.py:function', a function of yours that returns it" if key in _MADE else ""),
         ) from error
 
 

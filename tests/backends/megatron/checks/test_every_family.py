@@ -39,6 +39,7 @@ WRITTEN = {
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True},
     "hy_v3": {"qk_norm": True, "moe_router_use_sigmoid": True, "moe_router_enable_expert_bias": True},
     "minimax_m2": {"scoring_func": "sigmoid"},
+    "qwen3_vl_moe": {"moe_intermediate_size": 48},
     "qwen4_exp": {
         "eos_token_id": 2, "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 64,
         "indexer_compress_ratio": 4,

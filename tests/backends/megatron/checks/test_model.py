@@ -7,6 +7,7 @@ import pytest
 
 from anytron.config.schema import ModelSection, RunConfig
 from anytron.device.patches.plan import in_range, installed_version
+from anytron.task.data.model_files import SAME_MODELS, as_known
 from anytron_conformance.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.plugin import MegatronBackend
@@ -43,7 +44,7 @@ def test_the_families_of_the_tests_are_not_remarked_on(family):
     "name", [name for name, model in PUBLISHED.items() if not FAMILIES[model["model_type"]].sparse_attention]
 )
 def test_published_configurations_are_not_remarked_on(name):
-    assert remarks(PUBLISHED[name]) == []
+    assert remarks(as_known(PUBLISHED[name])) == []  # as config.json of a directory is read
 
 
 def test_a_family_that_no_test_compares_with_hugging_face_is_warned_of():
@@ -132,19 +133,25 @@ def test_a_single_expert_that_is_chosen_by_sigmoid_is_refused(name):
     assert "to a sum of 1" in refusal({**PUBLISHED[name], "num_experts_per_tok": 1}).message
 
 
-@pytest.mark.parametrize(
-    ("family", "other"), [("kimi_k2", "deepseek_v3"), ("mimo", "qwen2"), ("deepseek", ""), ("bailing_moe", "")]
-)
-def test_families_without_a_class_in_transformers_are_refused(family, other):
+@pytest.mark.parametrize("family", ["deepseek", "bailing_moe"])
+def test_families_without_a_class_in_transformers_are_refused(family):
     import transformers
 
     assert family not in transformers.CONFIG_MAPPING
-    refused = refusal({"model_type": family})
-    assert "transformers has no" in refused.message
-    assert other in refused.fix
+    assert "transformers has no class for it" in refusal({"model_type": family}).message
 
 
-def test_the_reason_for_refusing_ernie_with_experts_still_holds():
+@pytest.mark.parametrize(("family", "known"), SAME_MODELS.items())
+def test_a_config_of_ones_own_gets_the_name_that_transformers_knows(family, known):
+    """Of a directory it is replaced without a word: tests/core/task/data/test_same_models.py."""
+    refused = refusal({**PUBLISHED[family], "model_type": family})
+    assert refused.key == "model.config"
+    assert refused.message == f"{family} cannot be trained: transformers has no such model type"
+    assert f'write "{known}"' in refused.fix
+    assert remarks({**PUBLISHED[family], "model_type": known}) == []
+
+
+def test_the_reasons_for_the_patches_of_ernie_with_experts_still_hold():
     from importlib.util import find_spec
     from pathlib import Path
 
@@ -172,6 +179,28 @@ def test_the_reason_for_refusing_mamba_layers_still_holds():
     assert "mamba-ssm" in refusal({"model_type": "nemotron_h"}).message
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"moe_layer_interval": 2}, "moe_layer_interval is 2"),
+        ({"moe_layer_end_index": 2}, "moe_layer_end_index 2"),
+        ({"moe_layer_end_index": 3}, None),
+        ({"moe_layer_end_index": -1}, None),
+    ],
+)
+def test_an_ernie_with_experts_in_other_layers_is_refused(changes, reason):
+    found = [one.message for one in remarks({**PUBLISHED["ernie4_5_moe"], **changes})]
+    assert [reason in message for message in found] == [True] * (reason is not None)
+
+
+@pytest.mark.parametrize("option", ["moe_router_fusion", "moe_router_pre_softmax"])
+def test_an_option_by_which_the_bias_of_an_ernie_would_be_lost_is_refused(option):
+    engine = {"options": {"transformer": {option: True}}}
+    refused = refusal(PUBLISHED["ernie4_5_moe"], engine=engine)
+    assert refused.key == f"engine.options.transformer.{option}"
+    assert "ignores the bias" in refused.message
+
+
 @pytest.mark.parametrize("family", ["qwen2_5_omni", "qwen3_omni_moe"])
 def test_families_whose_config_no_class_of_logits_takes_are_refused(family):
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
@@ -179,6 +208,13 @@ def test_families_whose_config_no_class_of_logits_takes_are_refused(family):
     assert CONFIG_MAPPING[family] not in MODEL_FOR_CAUSAL_LM_MAPPING
     assert CONFIG_MAPPING[family] not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     assert "AutoModelForCausalLM refuses it" in refusal({"model_type": family}).message
+
+
+@pytest.mark.parametrize(("size", "square"), [(32, True), (64, True), (48, False)])
+def test_experts_whose_orientation_no_shape_tells_are_refused(size, square):
+    published = PUBLISHED["qwen3_vl_moe"]
+    config = {**published, "text_config": {**published["text_config"], "moe_intermediate_size": size}}
+    assert ["is square" in one.message for one in remarks(config)] == [True] * square
 
 
 def test_families_whose_bridge_imports_files_of_the_model_directory_are_those_that_are_refused():

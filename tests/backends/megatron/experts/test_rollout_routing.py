@@ -245,37 +245,36 @@ def test_the_reference_routes_for_itself_and_a_batch_without_routing_is_refused(
     assert largest(log_probs - truth_of("qwen3_moe").unforced) <= 1e-5
 
 
+def rolled_out_by(directory, dtype, scratch):
+    """Let the engine transformers make responses, with their routing."""
+    engine = engine_for(run_config({"path": str(directory), "dtype": dtype}, replay_routing=True))
+    weights = load_file(directory / "model.safetensors")
+    engine.load_weights(write_weights(scratch / "policy.safetensors", weights))
+    generator = torch.Generator().manual_seed(0)
+    lengths = (3, 1, 9, 5, 12, 2, 7, 4)
+    prompts = [PromptInputs(tuple(torch.randint(3, 119, (n,), generator=generator).tolist())) for n in lengths]
+    sampling = SamplingParams(max_new_tokens=24, end_token_ids=tuple(range(8)), pad_token_id=0)
+    groups = generate(engine, prompts, sampling, seed=2, samples=8)
+    samples = [
+        Sample("", "", "", prompt.tokens, response.tokens, response.log_probs, False, {}, routing=response.routing)
+        for prompt, group in zip(prompts, groups, strict=True)
+        for response in group
+    ]
+    batch = assemble(samples, 1.0)
+    assert int(batch.tokens.max()) < VOCABULARY
+    shares = batch.response_mask / batch.response_mask.sum()
+    return dataclasses.replace(
+        batch,
+        advantages=torch.where(batch.response_mask, 1.0, 0.0),
+        reference_log_probs=torch.zeros(batch.num_tokens),
+        loss_weights=shares,
+        token_shares=shares,
+    )
+
+
 @pytest.fixture
 def rolled_out(directory_of, tmp_path):
-    """Let the engine transformers make responses, with their routing."""
-
-    def run(family, dtype):
-        directory = directory_of(family)
-        engine = engine_for(run_config({"path": str(directory), "dtype": dtype}, replay_routing=True))
-        weights = load_file(directory / "model.safetensors")
-        engine.load_weights(write_weights(tmp_path / "policy.safetensors", weights))
-        generator = torch.Generator().manual_seed(0)
-        lengths = (3, 1, 9, 5, 12, 2, 7, 4)
-        prompts = [PromptInputs(tuple(torch.randint(3, 119, (n,), generator=generator).tolist())) for n in lengths]
-        sampling = SamplingParams(max_new_tokens=24, end_token_ids=tuple(range(8)), pad_token_id=0)
-        groups = generate(engine, prompts, sampling, seed=2, samples=8)
-        samples = [
-            Sample("", "", "", prompt.tokens, response.tokens, response.log_probs, False, {}, routing=response.routing)
-            for prompt, group in zip(prompts, groups, strict=True)
-            for response in group
-        ]
-        batch = assemble(samples, 1.0)
-        assert int(batch.tokens.max()) < VOCABULARY
-        shares = batch.response_mask / batch.response_mask.sum()
-        return dataclasses.replace(
-            batch,
-            advantages=torch.where(batch.response_mask, 1.0, 0.0),
-            reference_log_probs=torch.zeros(batch.num_tokens),
-            loss_weights=shares,
-            token_shares=shares,
-        )
-
-    return run
+    return lambda family, dtype: rolled_out_by(directory_of(family), dtype, tmp_path)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anytron.device.patches.plan import in_range, installed_version
+from anytron.task.data.model_files import SAME_MODELS
 from anytron_conformance.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES, Family
 from anytron_megatron.models.release import SPARSE_ATTENTION
@@ -134,6 +135,7 @@ PUBLISHED_MODELS = (
     Model("olmoe", "OLMoE", PUBLISHED_EXPERTS, quick=()),
     Model("deepseek_v2", "DeepSeek-V2-Lite", PUBLISHED_EXPERTS, quick=()),
     Model("ernie4_5", "ERNIE-4.5", PUBLISHED_DENSE, quick=()),
+    Model("ernie4_5_moe", "ERNIE-4.5-MoE", PUBLISHED_EXPERTS, quick=()),
     Model("hy_v3", "Hunyuan 3", PUBLISHED_EXPERTS, quick=()),
     Model("qwen3_5_moe", "Qwen3.5-MoE, images", PUBLISHED_IMAGE_EXPERTS, quick=()),
     Model("kimi_k2", "Kimi-K2", PUBLISHED_EXPERTS, quick=()),
@@ -146,6 +148,7 @@ PUBLISHED_MODELS = (
     Model("deepseek_v32", "DeepSeek-V3.2", (*PUBLISHED_EXPERTS, CP2_PADDED, TP2_CP2, PP2_CP2), quick=()),
     Model("glm5", "GLM-5", PUBLISHED_EXPERTS, quick=()),
     Model("qwen2_vl", "Qwen2-VL, images", PUBLISHED_IMAGES, quick=()),
+    Model("qwen3_vl_moe", "Qwen3-VL-MoE, images", PUBLISHED_IMAGE_EXPERTS, quick=()),
     Model("glm4v", "GLM-4.1V, images", PUBLISHED_IMAGES, quick=()),
     Model("glm4v_moe", "GLM-4.5V, images", PUBLISHED_IMAGE_EXPERTS, quick=()),
 )
@@ -154,19 +157,25 @@ PUBLISHED_MODELS = (
 EVERY_MODEL = (*MODELS, *PUBLISHED_MODELS)
 
 WITH_ADAPTERS = (
-    "glm4_5_air", "glm4_6", "olmoe", "deepseek_v2", "ernie4_5", "kimi_k2", "moonlight", "dots1", "internlm3",
-    "glm4_moe_lite",
+    "glm4_5_air", "glm4_6", "olmoe", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "kimi_k2", "moonlight", "dots1",
+    "internlm3", "glm4_moe_lite",
 )  # fmt: skip
 """Published configurations of which ``tests/backends/megatron/lora`` trains adapters."""
 WITH_CACHE = (
-    "glm4_5_air", "glm4_6", "minimax_m2", "qwen2_moe", "olmoe", "deepseek_v2", "ernie4_5", "hy_v3", "kimi_k2",
-    "moonlight", "dots1", "internlm3", "mimo", "glm4", "glm4_moe_lite",
+    "glm4_5_air", "glm4_6", "minimax_m2", "qwen2_moe", "olmoe", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "hy_v3",
+    "kimi_k2", "moonlight", "dots1", "internlm3", "mimo", "glm4", "glm4_moe_lite",
 )  # fmt: skip
 """Published configurations that ``tests/backends/megatron/generation`` generates with."""
+WITH_REPLAY = (
+    "glm4_5_air", "gpt_oss", "minimax_m2", "qwen2_moe", "olmoe", "deepseek_v2", "ernie4_5_moe", "hy_v3", "qwen3_5_moe",
+    "kimi_k2", "dots1", "glm4_moe_lite", "qwen3_vl_moe", "glm4v_moe",
+)  # fmt: skip
+"""Published configurations whose routing ``tests/backends/megatron/experts/test_published_routing.py`` replays."""
 
 PROVED_ELSEWHERE = {
     "tests/backends/megatron/experts": {"qwen3_moe": "VPP", "deepseek_v3": "VPP"},
-    "tests/backends/megatron/experts/test_rollout_routing.py": {"qwen3_moe": "replay", "deepseek_v3": "replay"},
+    "tests/backends/megatron/experts/test_rollout_routing.py": dict.fromkeys(("qwen3_moe", "deepseek_v3"), "replay"),
+    "tests/backends/megatron/experts/test_published_routing.py": {"qwen3_next": "replay"},
     "tests/backends/megatron/engine/test_multi_token_prediction.py": {"deepseek_v3": "MTP"},
     "tests/backends/megatron/lora": dict.fromkeys(
         ("qwen3", "qwen3_moe", "deepseek_v3", "qwen3_next", "qwen2_5_vl"), "LoRA"
@@ -179,12 +188,13 @@ PROVED_ELSEWHERE = {
 
 
 def proved(model_type: str) -> set[str]:
-    """Columns of the page that tests prove for a model type."""
+    """Columns of the page that tests prove for a model type, by its models and by those that are read as it."""
     found = {columns[model_type] for columns in PROVED_ELSEWHERE.values() if model_type in columns}
     for model in EVERY_MODEL:
-        if model.family.model_type == model_type:
+        if model_type in (model.family.model_type, SAME_MODELS.get(model.family.model_type)):
             found |= {"LoRA"} if model.name in WITH_ADAPTERS else set()
             found |= {"cache"} if model.name in WITH_CACHE else set()
+            found |= {"replay"} if model.name in WITH_REPLAY else set()
             found |= {column for layout in model.layouts for column in _columns(layout)}
             found |= {"images"} if model.family.takes_images else set()
     return found

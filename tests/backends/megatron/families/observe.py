@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from anytron.proof.verification.hugging_face import ExpectedGradients, expected_
 from anytron.run.trainer.updates import UpdatePlan
 from anytron.task.data.pretrained import INDEXER, model_class, take_latent_epsilon
 from anytron_conformance.tiny_models import IMAGE_TOKEN
+from tests.backends.megatron.families.published import in_transformers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -114,7 +116,8 @@ def observe(ranks: Ranks, model: Path, layout: Layout, truth: Truth, loss: Polic
 
 def hugging_face_logits(model: Path, batch: RaggedBatch, dtype: torch.dtype) -> Tensor:
     """What transformers computes, sequence by sequence: float32 ``[T, V]``."""
-    computed = model_class(AutoConfig.from_pretrained(model)).from_pretrained(model, dtype=dtype).eval()
+    config = AutoConfig.for_model(**in_transformers(json.loads((model / "config.json").read_text(encoding="utf-8"))))
+    computed = model_class(config).from_pretrained(model, config=config, dtype=dtype).eval()
     take_latent_epsilon(computed)
     images = batch.images or [None] * batch.num_sequences
     found = []

@@ -1,13 +1,16 @@
 """Write tiny models with published configurations.
 
 ``save_pretrained`` of transformers 5 would rename some of their fields: the directory gets the file in its published
-form.
+form. Two published files have a ``model_type`` that transformers knows only with code of the directory: transformers
+makes these models as the type in :data:`IN_TRANSFORMERS`, which the directory does not name.
 """
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any
+
+from safetensors.torch import load_file, save_file
 
 from anytron_conformance.tiny_models import write_random_model
 from tests.backends.megatron.families.published_images import VISION_MODELS
@@ -18,6 +21,24 @@ if TYPE_CHECKING:
 
 PUBLISHED: dict[str, dict[str, Any]] = {**LANGUAGE_MODELS, **VISION_MODELS}
 """Name -> Hugging Face config, with ``model_type``."""
+IN_TRANSFORMERS = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}
+
+
+def in_transformers(config: dict[str, Any]) -> dict[str, Any]:
+    """The config with a ``model_type`` that transformers knows, and without names of code."""
+    known = IN_TRANSFORMERS.get(config["model_type"], config["model_type"])
+    return {name: value for name, value in config.items() if name != "auto_map"} | {"model_type": known}
+
+
+def turn_experts(file: Path) -> None:
+    """Exchange the last two dimensions of the experts' weights in a file of Qwen3-VL-MoE.
+
+    Published files have ``[E, H, 2 I]`` and ``[E, I, H]``, those of transformers 5 ``[E, 2 I, H]`` and ``[E, H, I]``.
+    """
+    ends = (".experts.gate_up_proj", ".experts.down_proj")
+    weights = load_file(file)
+    turned = {name: tensor.mT.contiguous() if name.endswith(ends) else tensor for name, tensor in weights.items()}
+    save_file(turned, file, {"format": "pt"})
 
 
 def write_published_model(name: str, directory: Path) -> Path:
@@ -27,6 +48,8 @@ def write_published_model(name: str, directory: Path) -> Path:
         name: A key of :data:`PUBLISHED`.
         directory: Output directory; created if it does not exist.
     """
-    write_random_model(PUBLISHED[name], directory)
+    write_random_model(in_transformers(PUBLISHED[name]), directory)
+    if PUBLISHED[name]["model_type"] == "qwen3_vl_moe":
+        turn_experts(directory / "model.safetensors")
     (directory / "config.json").write_text(json.dumps(PUBLISHED[name], indent=1), encoding="utf-8")
     return directory

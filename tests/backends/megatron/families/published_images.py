@@ -95,6 +95,35 @@ VISION_MODELS: dict[str, dict[str, Any]] = {
         **_VISION_TOKENS,
         "tie_word_embeddings": True,
     },
+    # Qwen/Qwen3-VL-30B-A3B-Instruct
+    "qwen3_vl_moe": {
+        "model_type": "qwen3_vl_moe",
+        "text_config": {
+            **SIZES,
+            **HEADS,
+            "model_type": "qwen3_vl_moe_text",
+            "attention_bias": False,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "moe_intermediate_size": 48,
+            "norm_topk_prob": True,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "rms_norm_eps": 1e-6,
+            "rope_scaling": {"mrope_interleaved": True, "mrope_section": [4, 2, 2], "rope_type": "default"},
+            "rope_theta": 5000000,
+        },
+        "vision_config": {
+            **_TOWER,
+            "model_type": "qwen3_vl_moe",
+            "deepstack_visual_indexes": [0, 1],
+            "hidden_act": "gelu_pytorch_tanh",
+            "in_channels": 3,
+            "num_position_embeddings": 16,
+        },
+        **_VISION_TOKENS,
+        "tie_word_embeddings": False,
+    },
     # THUDM/GLM-4.1V-9B-Thinking
     "glm4v": {
         "model_type": "glm4v",

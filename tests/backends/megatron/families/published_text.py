@@ -184,6 +184,26 @@ LANGUAGE_MODELS: dict[str, dict[str, Any]] = {
         "rope_theta": 500000,
         "rope_scaling": None,
     },
+    # baidu/ERNIE-4.5-21B-A3B-PT
+    "ernie4_5_moe": {
+        "model_type": "ernie4_5_moe",
+        **SIZES,
+        "tie_word_embeddings": True,
+        "use_bias": False,
+        "use_rmsnorm": True,
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_num_shared_experts": 2,
+        "moe_layer_start_index": 1,
+        "moe_layer_interval": 1,
+        "moe_intermediate_size": 48,
+        "moe_capacity": [4, 4, 4],
+        "moe_gate": "topk",
+        "moe_use_aux_free": True,
+        "num_nextn_predict_layers": 1,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+    },
     # tencent/Hy3
     "hy_v3": {
         "model_type": "hy_v3",
@@ -224,9 +244,15 @@ LANGUAGE_MODELS: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-5,
         "rope_theta": 50000.0,
     },
-    # moonshotai/Kimi-K2-Instruct, with the model_type that its documentation says to write for other frameworks
+    # moonshotai/Kimi-K2-Instruct, which names code that comes with it
     "kimi_k2": {
-        "model_type": "deepseek_v3",
+        "model_type": "kimi_k2",
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "auto_map": {
+            "AutoConfig": "configuration_deepseek.DeepseekV3Config",
+            "AutoModel": "modeling_deepseek.DeepseekV3Model",
+            "AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM",
+        },
         **SIZES,
         **_LATENT,
         **ROUTED,
@@ -281,9 +307,15 @@ LANGUAGE_MODELS: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-5,
         "rope_theta": 50000000,
     },
-    # XiaomiMiMo/MiMo-7B-RL, whose classes are Qwen2's but for the prediction modules, with their model_type
+    # XiaomiMiMo/MiMo-7B-RL, which names code that comes with it: Qwen2's classes, but for the prediction modules
     "mimo": {
-        "model_type": "qwen2",
+        "model_type": "mimo",
+        "architectures": ["MiMoForCausalLM"],
+        "auto_map": {
+            "AutoConfig": "configuration_mimo.MiMoConfig",
+            "AutoModel": "modeling_mimo.MiMoModel",
+            "AutoModelForCausalLM": "modeling_mimo.MiMoForCausalLM",
+        },
         **SIZES,
         **HEADS,
         "attention_bias": True,

@@ -1,0 +1,27 @@
+"""The directory from which vLLM starts. Needs no vLLM."""
+
+from __future__ import annotations
+
+import json
+
+from anytron.config.schema import default_run
+from anytron_vllm.start import start_directory
+
+MODEL = {"model_type": "qwen3", "vocab_size": 16, "hidden_size": 64, "max_position_embeddings": 64}
+
+
+def test_a_model_whose_config_asks_for_code_starts_from_a_directory_that_does_not(tmp_path):
+    published = {**MODEL, "model_type": "mimo", "architectures": ["MiMoForCausalLM"], "auto_map": {"AutoConfig": "c.C"}}
+    (tmp_path / "config.json").write_text(json.dumps(published))
+    (tmp_path / "c.py").write_text("")
+    (tmp_path / "model-1.safetensors").write_bytes(b"weights")
+    config = default_run({"rollout": {"engine": "vllm"}, "model": {"path": str(tmp_path)}})
+    with start_directory(config, takes_images=False) as directory:
+        known = json.loads((directory / "config.json").read_text())
+        assert known == {**MODEL, "model_type": "qwen2", "architectures": ["MiMoForCausalLM"]}
+        assert (directory / "model-1.safetensors").read_bytes() == b"weights"
+        assert not (directory / "c.py").exists()
+    assert not directory.exists()
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    with start_directory(config, takes_images=False) as directory:
+        assert directory == tmp_path
