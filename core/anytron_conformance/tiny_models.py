@@ -185,11 +185,15 @@ def write_random_model(config: Mapping[str, Any], directory: Path, *, seed: int 
                 parameter[0].normal_(std=0.02)
             elif name.endswith("A_log"):  # Hugging Face's start makes some heads forget at every token
                 parameter.copy_(torch.empty_like(parameter).uniform_(0.05, 1.0).log())
-            elif name.endswith(("gate.weight", "router.weight", "sinks")):
+            elif name.endswith(("router.scale", "per_expert_scale")):
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+            elif name.endswith(("gate.weight", "router.weight", "router.proj.weight", "sinks")):
                 parameter.copy_(torch.randn_like(parameter) * 0.5)
         for name, bias in model.named_buffers():
             if name.endswith("e_score_correction_bias"):  # zeros would choose the same experts as no bias
                 bias.add_(torch.randn_like(bias) * 0.1)
+            elif name.endswith("layer_scalar"):
+                bias.mul_(torch.empty_like(bias).uniform_(0.8, 1.2))
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory)
     return directory

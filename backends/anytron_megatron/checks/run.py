@@ -10,6 +10,7 @@ from anytron_megatron.checks.generation import generation_diagnostics
 from anytron_megatron.checks.layout import (
     freeze_diagnostics,
     linear_attention_diagnostics,
+    shared_keys_diagnostics,
     size_diagnostics,
     vision_diagnostics,
 )
@@ -89,5 +90,6 @@ def _of_any_model(model: Subject, run: RunConfig, options: MegatronOptions) -> I
         yield from weight_diagnostics(model.key, model.path, model.config, scores=model.scores)
     yield from size_diagnostics(model, run, options)
     yield from linear_attention_diagnostics(model, run)
+    yield from shared_keys_diagnostics(model, run)
     yield from vision_diagnostics(model, run, options)
     yield from expert_diagnostics(model, run, options)

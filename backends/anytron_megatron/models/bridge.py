@@ -223,6 +223,8 @@ class BridgeSource:
     def build(self, device: torch.device, check: Callable[[list[nn.Module]], object] | None = None) -> list[nn.Module]:
         """Build this rank's model chunks and load their weights. A collective.
 
+        Towers of a model that gets no images are frozen: without a gradient, weight decay would still move them.
+
         Args:
             device: Device of the chunks; some modules are first made on the host (MindSpeed's norms).
             check: Called with the chunks before their weights are read; may raise to refuse the model. None = no check.
@@ -238,6 +240,10 @@ class BridgeSource:
         for chunk in chunks:
             _move(chunk, device)
         load_weights(self._bridge, chunks, self.model_dir, self.config.num_layers)
+        if self.vision is None:
+            for tower in (getattr(chunk, "visual", None) for chunk in chunks):
+                if tower is not None:
+                    tower.requires_grad_(False)
         return chunks
 
     def export(self, chunks: Sequence[nn.Module], *, saving: bool = False) -> Iterator[tuple[str, Tensor]]:

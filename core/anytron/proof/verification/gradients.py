@@ -294,8 +294,9 @@ def check_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, bat
         unknown = found.keys() - wanted.keys()
     else:
         what, frozen = "parameters", frozen_weights(found, expected.gradients, config)
-        reasons = {"frozen (model.freeze)": len(frozen)}
-        wanted = {name: gradient for name, gradient in wanted.items() if name not in frozen}
+        idle = {name for name in wanted.keys() - found.keys() - frozen if not wanted[name].any()}
+        reasons = {"frozen (model.freeze)": len(frozen), "no gradient reaches them, in transformers either": len(idle)}
+        wanted = {name: gradient for name, gradient in wanted.items() if name not in frozen | idle}
         unknown = found.keys() - wanted.keys() - tied_copies(found, wanted)
     reasons["of multi-token prediction, which transformers does not compute"] = len(unknown & manifest.optional)
     reasons["unknown to Hugging Face's model"] = len(unknown - manifest.optional)

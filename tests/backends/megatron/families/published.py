@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from safetensors.torch import load_file, save_file
+
 from anytron_conformance.tiny_models import write_random_model
 from tests.backends.megatron.families.published_images import VISION_MODELS
 from tests.backends.megatron.families.published_text import LANGUAGE_MODELS
@@ -28,5 +30,16 @@ def write_published_model(name: str, directory: Path) -> Path:
         directory: Output directory; created if it does not exist.
     """
     write_random_model(PUBLISHED[name], directory)
+    if PUBLISHED[name]["model_type"] == "gemma4":
+        _soften(directory / "model.safetensors")
     (directory / "config.json").write_text(json.dumps(PUBLISHED[name], indent=1), encoding="utf-8")
     return directory
+
+
+def _soften(file: Path) -> None:
+    """Divide the weights of the queries' norms by 4: Gemma 4 divides no scores, and random ones would be large."""
+    weights = load_file(file)
+    for name in weights:
+        if name.endswith("self_attn.q_norm.weight"):
+            weights[name] = weights[name] / 4
+    save_file(weights, file, {"format": "pt"})

@@ -109,7 +109,7 @@ def mask_rows() -> list[str]:
         if not set(_FORMATS) <= set(family.proof):
             continue
         cells = [
-            _kinds(accepted_masks(name, context_parallel=ranks, vision=family.takes_images, portable=portable))
+            _kinds(accepted_masks(name, context_parallel=ranks, vision=_sees(family), portable=portable))
             for name, ranks, portable in (
                 ("thd", 2, True),
                 ("bshd", 1, True),
@@ -119,6 +119,11 @@ def mask_rows() -> list[str]:
         ]
         lines.append(f"| {' | '.join([family.title, *cells])} |")
     return lines
+
+
+def _sees(family: Family) -> bool:
+    """Whether a family has a vision tower, for images or not."""
+    return any("vision_config" in model.config for model in EVERY_MODEL if model.family is family)
 
 
 def _kinds(accepted: frozenset[MaskKind]) -> str:
