@@ -124,7 +124,9 @@ def model_diagnostics(subject: Subject, options: MegatronOptions) -> Iterator[Di
             f"mcore-bridge builds {family}, but no test of Anytron compares it with Hugging Face",
             "compare it with anytron verify before you train",
         )
-    yield from _routing(key, family, subject.text, options)
+    inner = str(subject.text.get("model_type")) if row.language_models else family
+    if inner in FAMILIES:
+        yield from _routing(key, FAMILIES[inner].same_as or inner, subject.text, options)
     yield from _rotary(key, row, subject.text)
 
 

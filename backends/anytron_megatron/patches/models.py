@@ -203,6 +203,23 @@ def forget_modalities(original: list[str]) -> list[str]:
     return [key for key in original if key != "mm_token_type_ids"]
 
 
+def count_layer_norm_once(original: Callable[..., None]) -> Callable[..., None]:
+    """Wrap ``Gemma4TextGPTModel.__init__``: take the norm of the layers' embeddings for one of whole sequences.
+
+    Its input is gathered before it, so each tensor-parallel rank has its whole gradient. Marked as a norm of a part of
+    the sequence, its gradient would be summed over these ranks.
+    """
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - becomes a constructor
+        original(self, *args, **kwargs)
+        norm = getattr(self, "per_layer_projection_norm", None)
+        for parameter in [] if norm is None else norm.parameters():
+            parameter.sequence_parallel = False
+
+    return __init__
+
+
 def split_heads(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``SplitAlongDim`` in mcore-bridge's module of Gemma 4: split the last dimension, ``[S, B, groups, width]``.
 

@@ -49,6 +49,7 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
         models.HEAD_SIZES: bridge,
         models.MODALITIES: bridge,
         models.KEYS_AS_VALUES: bridge,
+        models.LAYER_EMBEDDINGS: bridge,
         imports.HOST_GENERATOR_WARNING: redirected,
         **dict.fromkeys(imports.PEFT_PROBES, portable),
         attention.DELTA_NET_PADDING: bridge,

@@ -104,6 +104,21 @@ KEYS_AS_VALUES = Patch(
     rebinds=False,
 )
 
+LAYER_EMBEDDINGS = Patch(
+    id="megatron.mcore-bridge-layer-embeddings",
+    target="mcore_bridge.model.mm_gpts.gemma4:Gemma4TextGPTModel.__init__",
+    phase=Phase.BEFORE_PARALLEL_INIT,
+    package=BRIDGE,
+    requires=BRIDGE_VERSIONS,
+    reason=(
+        "with sequence parallelism the gradient of per_layer_projection_norm (Gemma 4 E2B and E4B) is summed over "
+        "tensor-parallel ranks that each have all of it"
+    ),
+    upstream="mcore_bridge/model/mm_gpts/gemma4.py, per_layer_projection_norm: its input is gathered before it",
+    remove_when="the gradients of Gemma 4 E2B with TP2 are those of one rank",
+    replacement=f"{FIXES}.models:count_layer_norm_once",
+)
+
 ROUTER_PADDING = Patch(
     id="megatron.router-padding",
     target="megatron.core.transformer.moe.router:TopKRouter.forward",

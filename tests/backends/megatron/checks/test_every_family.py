@@ -34,7 +34,8 @@ WRITTEN = {
     # transformers has no experts by default, and takes no such model.
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True},
     "hy_v3": {"qk_norm": True, "moe_router_use_sigmoid": True, "moe_router_enable_expert_bias": True},
-    "gemma4": {"hidden_size_per_layer_input": 0, "global_head_dim": 32},  # transformers writes them by layer
+    # transformers writes sizes of heads by layer
+    **{name: {"hidden_size_per_layer_input": 0, "global_head_dim": 32} for name in ("gemma4", "gemma4_unified")},
     "minimax_m2": {"scoring_func": "sigmoid"},
     "qwen4_exp": {
         "eos_token_id": 2, "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 64,
@@ -47,14 +48,14 @@ def shrunken(fields):
     """A configuration with all of its fields, small enough to build in milliseconds."""
     small = {}
     for name, value in fields.items():
+        if name == "per_layer_config":
+            continue
         if isinstance(value, dict) and name.endswith("_config"):
             small[name] = shrunken(value)
         elif isinstance(value, int) and not isinstance(value, bool) and name in SMALL:
             small[name] = min(value, SMALL[name])
         elif value is not None and name in TOKENS:
             small[name] = TOKENS[name]
-        elif name == "per_layer_config":
-            continue
         elif value and name in BY_LAYER:
             small[name] = value[:LAYERS]
         else:

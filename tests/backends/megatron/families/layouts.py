@@ -151,7 +151,7 @@ PUBLISHED_MODELS = (
     Model("internvl3", "InternVL3", (ONE, TP2_WHOLE), quick=(), still=_TILES),
     Model("gemma4_31b", "Gemma 4 31B", PUBLISHED_DENSE, quick=(ONE,), learning_rate=1 / 32, still=_GEMMA),
     Model("gemma4_26b", "Gemma 4 26B-A4B", (ONE, EP2, TP2_EP2), quick=(), learning_rate=1 / 32, still=_GEMMA),
-    Model("gemma4_e2b", "Gemma 4 E2B", (*ONE_RANK, TP2), quick=(), learning_rate=1 / 32, still=_GEMMA),
+    Model("gemma4_e2b", "Gemma 4 E2B", (*ONE_RANK, TP2, TP2_WHOLE), quick=(), learning_rate=1 / 32, still=_GEMMA),
     Model("glm4v_moe", "GLM-4.5V, images", PUBLISHED_IMAGE_EXPERTS, quick=()),
 )
 """Families and configurations beyond the kit's: ``tox -e families``."""
