@@ -195,7 +195,8 @@ def adapted_weights(weights: Mapping[str, Tensor], adapters: Mapping[str, Tensor
 def _weight_of(layer: str, weights: Mapping[str, Tensor]) -> str:
     """Name the weight of an adapted layer; files of some vision-language models have an older form of the names."""
     name = f"{layer.removeprefix('base_model.model.')}.weight"
-    return name if name in weights else name.replace("model.language_model.layers.", "model.layers.")
+    older = (name.replace("model.language_model.", old, 1) for old in ("model.", "language_model.model."))
+    return next((one for one in (name, *older) if one in weights), name)
 
 
 def _difference(name: str, found: Tensor | None, expected: Tensor, size: float, whose: str) -> Difference:

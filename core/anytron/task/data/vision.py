@@ -177,7 +177,7 @@ def load_vision(
         ConfigError: ``model.processor`` or the model's own processor cannot be loaded or does not fit the model, or
             ``model.processor`` is given to a model that gets no images.
     """
-    if not hasattr(hf_config, "vision_config") or getattr(hf_config, "image_token_id", None) is None:
+    if any(getattr(hf_config, name, None) is None for name in ("vision_config", "image_token_id")):
         if model.processor is not None:
             raise ConfigError(
                 "An image processor is given, but the model takes no images.",

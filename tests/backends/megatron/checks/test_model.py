@@ -195,6 +195,20 @@ def test_internvl_with_another_language_model_is_refused():
     assert "(tested: qwen2, qwen3, qwen3_moe)" in wrong.message
 
 
+def test_adapters_of_experts_in_internvl_are_refused_because_peft_does_not_find_them():
+    from peft.utils.transformers_weight_conversion import _MOE_TARGET_MODULE_MAPPING
+    from transformers.conversion_mapping import _MODEL_TO_CONVERSION_PATTERN
+
+    def adapted(name):
+        return {"config": PUBLISHED[name], "tokenizer": "t", "lora": {"rank": 4}}
+
+    wrong = refusal(PUBLISHED["internvl3_5_moe"], model=adapted("internvl3_5_moe"))
+    assert (wrong.key, "leave the adapters of experts out" in wrong.message) == ("model.lora", True)
+    assert _MODEL_TO_CONVERSION_PATTERN["qwen3_moe"] in _MOE_TARGET_MODULE_MAPPING
+    assert _MODEL_TO_CONVERSION_PATTERN["internvl"] not in _MOE_TARGET_MODULE_MAPPING
+    assert remarks(PUBLISHED["internvl3_5"], model=adapted("internvl3_5")) == []
+
+
 @pytest.mark.parametrize(
     ("sections", "key", "reason"),
     [
