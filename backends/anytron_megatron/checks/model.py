@@ -231,7 +231,7 @@ def _described_routing(key: str, text: Mapping[str, Any], options: MegatronOptio
 def _rotary(key: str, family: Family, text: Mapping[str, Any]) -> Iterator[Diagnostic]:
     parameters = text.get("rope_parameters") or text.get("rope_scaling") or {}
     by_layer = [one for one in parameters.values() if isinstance(one, dict)]  # Gemma 4: one for each type of layer
-    kinds = {one.get("rope_type", one.get("type", "default")) for one in by_layer or [parameters]}
+    kinds = {str(one.get("rope_type", one.get("type", "default"))) for one in by_layer or [parameters]}
     part = parameters.get("partial_rotary_factor", text.get("partial_rotary_factor", 1.0))
     if family.rotates_whole_heads and part != 1.0:
         yield Diagnostic(
