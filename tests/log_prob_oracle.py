@@ -33,12 +33,12 @@ class Problem:
         hidden, weight = (operand.to(dtype).double() for operand in (hidden, weight))
         return cls(hidden, weight, labels, upstream, entries, temperature)
 
-    def by_definition(self, dtype=torch.float64):
-        """Log-probs, entropies, and the gradients of hidden states and weight."""
+    def by_definition(self, dtype=torch.float64, cap=None):
+        """Log-probs, entropies, and the gradients of hidden states and weight; ``cap`` limits the logits."""
         hidden, weight = (operand.to(dtype, copy=True).requires_grad_() for operand in (self.hidden, self.weight))
-        distribution = torch.distributions.Categorical(
-            logits=(hidden @ weight[: self.entries].t()) / self.temperature, validate_args=False
-        )
+        logits = hidden @ weight[: self.entries].t()
+        logits = logits if cap is None else cap * torch.tanh(logits / cap)
+        distribution = torch.distributions.Categorical(logits=logits / self.temperature, validate_args=False)
         real = self.labels >= 0
         results = distribution.log_prob(self.labels.clamp(min=0)) * real, distribution.entropy() * real
         return *results, *torch.autograd.grad(results, (hidden, weight), tuple(self.upstream.to(dtype)))

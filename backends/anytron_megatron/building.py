@@ -9,12 +9,13 @@ import torch
 
 from anytron.device.platform import EngineFacts, LayoutRequest, decisions_of, layout_constraints_of
 from anytron.kernels.contract import LogProbSpec
+from anytron.kernels.log_prob import TorchTiles, make_log_prob
 from anytron_megatron.critic import Critic
 from anytron_megatron.experts.experts import Experts
 from anytron_megatron.models.source import AdapterSource, text_model
 from anytron_megatron.options import MegatronOptions
 from anytron_megatron.training import parallel
-from anytron_megatron.training.heads import RewardHead, TokenScoreHead
+from anytron_megatron.training.heads import RewardHead, TokenScoreHead, take_cap
 from anytron_megatron.training.micro_batch import BatchPreparer
 from anytron_megatron.training.schedule import FrozenModel, ModelChunk
 from anytron_megatron.training.vendor_attention import set_mask_type
@@ -187,11 +188,14 @@ class ModelBuilder:
             device_type=self._runtime.device_type,
             dtype=getattr(torch, self._config.model.dtype),
         )
-        kernel = self._hooks.log_prob_kernel(spec)
-        return [
-            ModelChunk(module, TokenScoreHead(text_model(module).output_layer, kernel) if module.post_process else None)
-            for module in modules
-        ]
+        return [ModelChunk(module, self._head(module, spec) if module.post_process else None) for module in modules]
+
+    def _head(self, module: nn.Module, spec: LogProbSpec) -> TokenScoreHead:
+        model = text_model(module)
+        cap = take_cap(model)
+        # Platforms' kernels cap no logits.
+        kernel = self._hooks.log_prob_kernel(spec) if cap is None else make_log_prob(spec, TorchTiles(cap))
+        return TokenScoreHead(model.output_layer, kernel, cap)
 
     def adapters(self, source: ModelSource, modules: Sequence[nn.Module]) -> Adapters | None:
         """Attach LoRA adapters to a model and return them; None if the run trains no adapters."""

@@ -39,7 +39,8 @@ class ImageTokens:
     def of(cls, hf_config: Any) -> ImageTokens | None:
         """Return the image tokens of a model; None if it takes no images."""
         vision = getattr(hf_config, "vision_config", None)
-        return None if vision is None else cls(int(hf_config.image_token_id), int(vision.spatial_merge_size))
+        merge = getattr(vision, "spatial_merge_size", None)
+        return None if merge is None else cls(int(hf_config.image_token_id), int(merge))
 
     def places(self, tokens: tuple[int, ...], images: ImagePatches) -> list[tuple[int, int]]:
         """Return, for each image, the index of its first token and its number of tokens.

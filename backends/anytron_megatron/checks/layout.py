@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from anytron.config.diagnostics import Diagnostic
 from anytron.config.schema import ModelPart
+from anytron_megatron.models.families import FAMILIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -121,19 +122,56 @@ def linear_attention_diagnostics(subject: Subject, run: RunConfig) -> Iterator[D
         )
 
 
+def shared_keys_diagnostics(subject: Subject, run: RunConfig) -> Iterator[Diagnostic]:
+    """Check layers that use the keys and values of earlier layers, and have embeddings of tokens (Gemma 4 E2B, E4B)."""
+    shared, embedded = (subject.text.get(name) or 0 for name in ("num_kv_shared_layers", "hidden_size_per_layer_input"))
+    if bool(shared) != bool(
+        embedded
+    ):  # mcore_bridge/model/mm_gpts/gemma4.py, Gemma4TextGPTModel.forward, "not support"
+        yield Diagnostic(
+            "error",
+            subject.key,
+            f"num_kv_shared_layers is {shared} and hidden_size_per_layer_input is {embedded}, but mcore-bridge builds "
+            "models with both or with none",
+            "train Gemma 4 with the published sizes",
+        )
+    if not shared:
+        return
+    if run.parallel.pipeline_model_parallel_size > 1:
+        message = (
+            "layers share keys and values, which mcore-bridge sends from stage to stage in the shape of padded rows, "
+            "also where sequences are packed"
+        )
+        yield Diagnostic("error", _PIPELINE, message, f"set {_PIPELINE}=1")
+    if run.parallel.context_parallel_size > 1:
+        message = (
+            "layers have embeddings of their tokens, which mcore-bridge does not split over context-parallel ranks"
+        )
+        yield Diagnostic("error", _CONTEXT, message, f"set {_CONTEXT}=1")
+    if run.engine.recompute != "none":
+        message = "layers share keys and values, and no test compares gradients with layers that are computed again"
+        yield Diagnostic("error", "engine.recompute", message, "set engine.recompute=none")
+
+
 def freeze_diagnostics(policy: Subject, run: RunConfig) -> Iterator[Diagnostic]:
     """Check that the model has the parts of ``model.freeze``, and that every rank keeps something to train."""
     frozen = set(run.model.freeze)
     if frozen and policy.config and not policy.config.get("vision_config"):
         message = f"the model has no vision_config, so it has no parts to freeze: {', '.join(sorted(frozen))}"
         yield Diagnostic("error", "model.freeze", message, "remove model.freeze")
-    elif frozen == set(get_args(ModelPart)):
-        yield Diagnostic(
-            "error", "model.freeze", "all parts are frozen, so nothing is trained", "remove one part from model.freeze"
-        )
+    elif frozen >= (trained := _trained_parts(policy)):
+        fix = f"remove {' or '.join(sorted(trained))} from model.freeze"
+        yield Diagnostic("error", "model.freeze", "all parts are frozen, so nothing is trained", fix)
     elif "language_model" in frozen and run.parallel.pipeline_model_parallel_size > 1:
         message = "pipeline stages after the first would train nothing: they hold only the frozen language model"
         yield Diagnostic("error", "model.freeze", message, f"set {_PIPELINE}=1")
+
+
+def _trained_parts(policy: Subject) -> set[str]:
+    """The parts of a vision-language model that a run trains: towers that get no images are frozen anyway."""
+    family = FAMILIES.get(str(policy.config.get("model_type")))
+    only_text = family is not None and not family.takes_images
+    return {"language_model"} if only_text else set(get_args(ModelPart))
 
 
 def vision_diagnostics(subject: Subject, run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:

@@ -11,7 +11,9 @@ from anytron.base.errors import ConfigError, did_you_mean
 from anytron.config.diagnostics import Diagnostic
 from anytron.task.data.model_files import faults, flag, number, read_object, whole
 from anytron.task.data.weight_headers import DamagedFileError, read_header
+from anytron_megatron.checks.subject import Subject
 from anytron_megatron.lora.names import ALL_LINEAR, CONFIG_FILE, LAYERS, WEIGHTS_FILE
+from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.models.weight_files import INDEX
 
 if TYPE_CHECKING:
@@ -44,6 +46,14 @@ def lora_diagnostics(run: RunConfig, options: MegatronOptions) -> Iterator[Diagn
     section = run.model.lora
     if section is None:
         return
+    policy = Subject.policy(run)
+    family = FAMILIES.get(str(policy.config.get("model_type")))
+    if family is not None and family.language_models and policy.text.get("num_experts"):
+        why = (
+            f"PEFT finds experts by the model type {family.model_type}, which it takes for a model without experts: it "
+            "would leave the adapters of experts out"
+        )
+        yield Diagnostic("error", "model.lora", why, "remove model.lora, or train a model without experts")
     if run.model.freeze:
         why = (
             "this key has no effect with model.lora, which freezes the whole model and trains adapters of the "

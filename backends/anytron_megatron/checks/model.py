@@ -40,7 +40,7 @@ _SIGMOID = (
 
 _ANOTHER = "train a model of another family; docs/reference/families.md lists the families"
 
-_ROPE_TYPES = {"default", "mrope", "linear", "llama3", "yarn"}
+_ROPE_TYPES = {"default", "mrope", "linear", "llama3", "yarn", "proportional"}
 """Kinds of rotary embedding that a test compares with Hugging Face's."""
 
 _REFUSED: Mapping[str, tuple[str, str]] = {
@@ -110,14 +110,24 @@ def model_diagnostics(subject: Subject, options: MegatronOptions) -> Iterator[Di
         yield Diagnostic("error", key, f"{family} cannot be trained: {obstacle[0]}", obstacle[1])
         return
     yield from sparse_diagnostics(key, row, subject.text, options)
-    if not row.proof:
+    if row.language_models and subject.text.get("model_type") not in row.language_models:
+        yield Diagnostic(
+            "error",
+            key,
+            f"the language model of this {family} is {subject.text.get('model_type')}, and no test compares it with "
+            f"Hugging Face (tested: {', '.join(row.language_models)})",
+            _ANOTHER,
+        )
+    elif not row.proof:
         yield Diagnostic(
             "warning",
             key,
             f"mcore-bridge builds {family}, but no test of Anytron compares it with Hugging Face",
             "compare it with anytron verify before you train",
         )
-    yield from _routing(key, family, subject.text, options)
+    inner = str(subject.text.get("model_type")) if row.language_models else family
+    if inner in FAMILIES:
+        yield from _routing(key, inner, subject.text, options)
     yield from _orientation(key, family, subject.text)
     yield from _ernie(key, family, subject.text, options)
     yield from _rotary(key, row, subject.text)
@@ -264,7 +274,8 @@ def _described_routing(
 
 def _rotary(key: str, family: Family, text: Mapping[str, Any]) -> Iterator[Diagnostic]:
     parameters = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    by_layer = [one for one in parameters.values() if isinstance(one, dict)]  # Gemma 4: one for each type of layer
+    kinds = {str(one.get("rope_type", one.get("type", "default"))) for one in by_layer or [parameters]}
     part = parameters.get("partial_rotary_factor", text.get("partial_rotary_factor", 1.0))
     if family.rotates_whole_heads and part != 1.0:
         yield Diagnostic(
@@ -274,18 +285,18 @@ def _rotary(key: str, family: Family, text: Mapping[str, Any]) -> Iterator[Diagn
             f"ignores the setting for {family.model_type} and rotates whole heads",
             "remove partial_rotary_factor from the model's config",
         )
-    if kind in ("dynamic", "longrope"):
+    if varying := sorted(kinds & {"dynamic", "longrope"}):
         yield Diagnostic(
             "error",
             key,
-            f"rotary embeddings of type {kind} depend on the longest sequence of a batch, so the rollout and "
+            f"rotary embeddings of type {varying[0]} depend on the longest sequence of a batch, so the rollout and "
             "training compute different log-probs for the same tokens",
             "set the rope_type of rope_parameters in the model's config to a fixed one, for example yarn",
         )
-    elif kind not in _ROPE_TYPES:
+    elif untested := sorted(kinds - _ROPE_TYPES):
         yield Diagnostic(
             "error",
             key,
-            f"rotary embeddings of type {kind} are not supported: no test compares them with Hugging Face's",
+            f"rotary embeddings of type {untested[0]} are not supported: no test compares them with Hugging Face's",
             f"train a model with one of the tested types: {', '.join(sorted(_ROPE_TYPES))}",
         )

@@ -10,6 +10,7 @@ from anytron_megatron.checks.generation import generation_diagnostics
 from anytron_megatron.checks.layout import (
     freeze_diagnostics,
     linear_attention_diagnostics,
+    shared_keys_diagnostics,
     size_diagnostics,
     vision_diagnostics,
 )
@@ -91,5 +92,6 @@ def _of_any_model(model: Subject, run: RunConfig, options: MegatronOptions) -> I
     yield from size_diagnostics(model, run, options)
     yield from linear_attention_diagnostics(model, run)
     yield from sparse_layout_diagnostics(model, run)
+    yield from shared_keys_diagnostics(model, run)
     yield from vision_diagnostics(model, run, options)
     yield from expert_diagnostics(model, run, options)

@@ -17,6 +17,7 @@ from anytron_megatron.estimate.memory import (
     tile_bytes,
 )
 from anytron_megatron.estimate.tensors import VISION, adapter_pieces, model_shapes, pieces
+from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.options import MegatronOptions
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def _of_stage(
     if adapters:
         count = Held.of(adapters).total
         parts.append(MemoryPart("adapters", count * element, f"{count:,} numbers of rank {lora and lora.rank}"))
-    trained = adapters if lora is not None else [piece for piece in own if not _frozen(piece, run)]
+    trained = adapters if lora is not None else [piece for piece in own if not _frozen(piece, run, policy)]
     parts += _state("", trained, run.optimizer, run, sizes, exact=lora is None)
     if run.algorithm.kl_coefficient > 0 and lora is None:
         when: When = "training" if "reference" in offload else "always"
@@ -194,9 +195,11 @@ def _passes(run: RunConfig, sizes: ParallelSizes, policy: Subject, stage: int, o
     return parts
 
 
-def _frozen(piece: Piece, run: RunConfig) -> bool:
-    """Whether ``model.freeze`` keeps a tensor as it is."""
+def _frozen(piece: Piece, run: RunConfig, policy: Subject) -> bool:
+    """Whether a tensor stays as it is: by ``model.freeze``, or in a tower that gets no images."""
     vision = VISION.search(piece.name) is not None
     aligner = vision and any(word in piece.name for word in _ALIGNER)
     part = "aligner" if aligner else "vision_tower" if vision else "language_model"
-    return part in run.model.freeze
+    family = FAMILIES.get(str(policy.config.get("model_type")))
+    idle = vision and family is not None and not family.takes_images
+    return idle or part in run.model.freeze

@@ -45,7 +45,9 @@ BUFFERS = ("e_score_correction_bias",)
 
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
-VISION = re.compile(r"(?:^|\.)(?:visual|vision_tower|vision_model)\.")
+VISION = re.compile(
+    r"(?:^|\.)(?:visual|vision_tower|vision_model|multi_modal_projector|embed_vision|audio_tower|embed_audio)\."
+)
 
 COLUMN = frozenset({
     "q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj", "up_proj", "in_proj_qkvz", "in_proj_ba",

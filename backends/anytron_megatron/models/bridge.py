@@ -6,6 +6,7 @@ these changes (:func:`anytron_megatron.patches.imports.import_bridge`), before t
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -47,9 +48,10 @@ _RECOMPUTE: Mapping[str, Mapping[str, Any]] = {
 SHARED_COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
 """Copies of the embedding and the output layer in files: multi-token prediction modules share them with the model."""
 
-_OLD_STACK, _STACK = "base_model.model.model.layers.", "base_model.model.model.language_model.layers."
-"""Prefixes of the names of a vision-language model's adapters: in files of the older form (Qwen2.5-VL), which
-mcore-bridge exports, and in transformers 5, which PEFT expects. mcore-bridge reads both forms."""
+_STACK = "base_model.model.model.language_model.layers."
+_OLD_STACK = re.compile(r"^base_model\.model\.(model|language_model\.model)\.layers\.")
+"""Prefixes of the names of a vision-language model's adapters: in transformers 5, which PEFT expects, and in files of
+the older forms (Qwen2.5-VL, InternVL), which mcore-bridge exports. mcore-bridge reads all of them."""
 
 
 def _move(chunk: nn.Module, device: torch.device) -> None:
@@ -237,6 +239,8 @@ class BridgeSource:
     def build(self, device: torch.device, check: Callable[[list[nn.Module]], object] | None = None) -> list[nn.Module]:
         """Build this rank's model chunks and load their weights. A collective.
 
+        Towers of a model that gets no images are frozen: without a gradient, weight decay would still move them.
+
         Args:
             device: Device of the chunks; some modules are first made on the host (MindSpeed's norms).
             check: Called with the chunks before their weights are read; may raise to refuse the model. None = no check.
@@ -254,6 +258,10 @@ class BridgeSource:
         load_weights(self._bridge, chunks, self.model_dir, self.config.num_layers)
         if self.traits.sparse_attention:
             freeze_indexers(chunks)
+        if self.vision is None:
+            for tower in (getattr(chunk, "visual", None) for chunk in chunks):
+                if tower is not None:
+                    tower.requires_grad_(False)
         return chunks
 
     def export(self, chunks: Sequence[nn.Module], *, saving: bool = False) -> Iterator[tuple[str, Tensor]]:
@@ -284,7 +292,7 @@ class BridgeSource:
         weights = self._bridge.export_weights(chunks, target_device="cpu", only_master_rank=True, peft_format=True)
         for name, tensor in weights:
             if tensor is not None:
-                yield name.replace(_OLD_STACK, _STACK, 1) if self.traits.vision else name, tensor
+                yield _OLD_STACK.sub(_STACK, name) if self.traits.vision else name, tensor
 
     def close(self) -> None:
         """Delete mcore-bridge's reference to a process group that is about to end.

@@ -48,7 +48,8 @@ class Family:
         tower: Function that returns the tensors of the vision tower; None if it has no tower, or if ``layer`` is None.
         rotates_whole_heads: Whether its code in transformers ignores ``partial_rotary_factor``, which Megatron reads.
         takes_images: Whether :mod:`anytron_megatron.training.vision` makes image positions and inputs in the form of
-            this family.
+            this family. A tower of another family stays as it is: prompts with images are refused.
+        language_models: Model types of its language model that tests compare; empty if it always has the same one.
         cacheless: Why it cannot generate on its training ranks; empty if it can, or if no test has tried.
     """
 
@@ -65,6 +66,7 @@ class Family:
     tower: TowerTensors | None = None
     rotates_whole_heads: bool = False
     takes_images: bool = False
+    language_models: tuple[str, ...] = ()
     cacheless: str = ""
 
     def tensors(self, config: Mapping[str, Any]) -> Shapes | None:
@@ -84,9 +86,14 @@ _PUBLISHED_EXPERTS = (*_PUBLISHED, "EP", "replay")
 _PUBLISHED_IMAGES = (*_DENSE, "images")
 _NO_STATE = "mcore-bridge's Gated DeltaNet keeps no state from one forward pass to the next"
 _NO_KEYS = "mcore-bridge's sparse attention keeps no keys from one forward pass to the next"
+_WINDOW = "no test compares a cache of layers with a sliding window with their forward pass"
 _NO_IMAGES = "no test generates from images with a cache"
 _UNRELEASED = "mcore-bridge builds it with Megatron's development branch only"
-_OTHER_IMAGES = "it does not read images as patches with a grid, as Qwen2-VL and its successors do"
+_CHUNKED = (
+    "its layers attend to chunks of attention_chunk_size tokens and scale queries by their position "
+    "(attn_temperature_tuning), and mcore-bridge does neither"
+)
+_CAPPED = "mcore-bridge multiplies and caps what its output layer returns, which here are log-probs"
 _WITHOUT_CLASS = "transformers has no class for it, and Anytron runs no code of a model directory (SECURITY.md)"
 _OMNI = "transformers has no class that computes logits from its config: AutoModelForCausalLM refuses it"
 _MAMBA = (
@@ -147,7 +154,7 @@ _ROWS = (
         _PUBLISHED_EXPERTS,
         refused=("cache",),
         rotates_whole_heads=True,
-        cacheless="no test compares a cache of layers with a sliding window with their forward pass",
+        cacheless=_WINDOW,
     ),
     Family("minimax_m2", "MiniMax-M2", (*_PUBLISHED_EXPERTS, "cache"), wanted=("scoring_func",)),
     Family("qwen2_moe", "Qwen2-MoE", (*_PUBLISHED_EXPERTS, "cache"), rotates_whole_heads=True),
@@ -226,12 +233,25 @@ _ROWS = (
     Family("llava_onevision1_5", "LLaVA-OneVision-1.5", refused=_FORMATS, runs_model_code=True),
     Family("deepseek_v4", "DeepSeek-V4", refused=_FORMATS, obstacle=_UNRELEASED),
     Family("glm5_next", "GLM-5.3", refused=_FORMATS, obstacle=_UNRELEASED),
-    Family("gemma4", "Gemma 4", refused=_FORMATS, obstacle=_OTHER_IMAGES),
-    Family("gemma4_unified", "Gemma 4 (gemma4_unified)", refused=_FORMATS, obstacle=_OTHER_IMAGES),
-    Family("internvl", "InternVL", refused=_FORMATS, obstacle=_OTHER_IMAGES),
-    Family("llama4", "Llama 4", refused=_FORMATS, obstacle=_OTHER_IMAGES),
-    Family("minicpmv4_6", "MiniCPM-V 4.6", refused=_FORMATS, obstacle=_OTHER_IMAGES),
-    Family("muse_glimmer", "Muse Glimmer", refused=_FORMATS, obstacle=_OTHER_IMAGES),
+    Family(
+        "gemma4",
+        "Gemma 4",
+        (*_PUBLISHED, "EP"),
+        refused=("images", "cache"),
+        cacheless=_WINDOW,
+    ),
+    Family("gemma4_unified"),
+    Family(
+        "internvl",
+        "InternVL3, InternVL3.5",
+        (*_DENSE, "EP", "LoRA", "cache"),
+        refused=("images",),
+        language_models=("qwen2", "qwen3", "qwen3_moe"),
+        rotates_whole_heads=True,
+    ),
+    Family("llama4", "Llama 4", refused=_FORMATS, obstacle=_CHUNKED),
+    Family("minicpmv4_6"),
+    Family("muse_glimmer", "Muse Glimmer", refused=_FORMATS, obstacle=_CAPPED),
     Family("bailing_hybrid", needs=("fla", "flash-linear-attention")),
     Family(
         "qwen3_asr",

@@ -47,12 +47,14 @@ class TokenScoreHead:
 
     Args:
         layer: The model's output layer, which keeps its parameters and its place in the model.
-        kernel: Kernel that computes log-probs and entropies from hidden states.
+        kernel: Kernel that computes log-probs and entropies from hidden states, capped as ``cap`` says.
+        cap: Limit c of the model's logits, ``c tanh(x / c)``; None = they have no limit.
     """
 
-    def __init__(self, layer: ColumnParallelLinear, kernel: LogProbKernel) -> None:
+    def __init__(self, layer: ColumnParallelLinear, kernel: LogProbKernel, cap: float | None = None) -> None:
         self._layer = layer
         self._kernel = kernel
+        self._cap = cap
         self._prepared: PreparedBatch | None = None
         self._predicted: list[Tensor] = []
         self._whole = False
@@ -106,6 +108,8 @@ class TokenScoreHead:
         weight = self._layer.weight if weight is None else weight
         if self._whole:
             shard = nn.functional.linear(self._on_every_rank(hidden), weight)
+            if self._cap is not None:
+                shard = torch.tanh(shard / self._cap) * self._cap
             return gather_from_tensor_model_parallel_region(shard), None
         prepared = self._micro_batch()
         log_probs, entropy = self._evaluate(hidden, prepared.inputs.labels, weight, prepared.scored)
@@ -183,6 +187,18 @@ class TokenScoreHead:
         else:
             whole = copy_to_tensor_model_parallel_region(hidden)
         return whole
+
+
+def take_cap(model: Any) -> float | None:
+    """Return the limit of a language model's logits, and take it off the model; None if it has none.
+
+    mcore-bridge's Gemma 4 limits whatever its output layer returns, which are scores with a :class:`TokenScoreHead`:
+    the head must limit the logits (``mcore_bridge/model/mm_gpts/gemma4.py``, ``_forward_output_layer``).
+    """
+    cap: float | None = getattr(model, "final_logit_softcapping", None)
+    if cap is not None:
+        model.final_logit_softcapping = None
+    return cap
 
 
 class RewardHead:

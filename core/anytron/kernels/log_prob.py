@@ -229,12 +229,20 @@ class TileArithmetic(Protocol):
 class TorchTiles:
     """Compute a tile's logits in memory and work on them in place, so that only two float32 tiles exist at a time.
 
-    Both tiles are allocated once per pass, because on a CPU new memory costs as much time as computing on it.
+    The tiles are allocated once per pass, because on a CPU new memory costs as much time as computing on it.
+
+    Args:
+        cap: Limit c of the logits, which are ``c tanh(x / c)`` of the products x before their division by the
+            temperature (``final_logit_softcapping`` in configs of transformers); the backward pass then has a third
+            tile. None = the products themselves.
     """
+
+    def __init__(self, cap: float | None = None) -> None:
+        self._cap = cap
 
     def statistics(self, shard: Shard) -> Tensor:
         """As :meth:`TileArithmetic.statistics`."""
-        memory = _Memory(shard)
+        memory = _Memory(shard, self._cap, tiles=2)
         parts = []
         for rows in shard.tiles():
             logits, weights = memory.logits(rows), memory.second(rows)
@@ -250,12 +258,13 @@ class TorchTiles:
 
     def gradients(self, shard: Shard, upstream: Upstream) -> Iterator[tuple[slice, Tensor]]:
         """As :meth:`TileArithmetic.gradients`."""
-        memory = _Memory(shard)
+        memory = _Memory(shard, self._cap, tiles=2 if self._cap is None else 3)
         positions = torch.arange(shard.hidden.shape[0], device=shard.hidden.device)
         grad_log_probs = upstream.grad_log_probs / shard.temperature
         grad_entropy = upstream.grad_entropy / shard.temperature
         for rows in shard.tiles():
             logits, probs = memory.logits(rows), memory.second(rows)
+            slope = memory.slope(rows, logits)
             shifted = logits.sub_(upstream.peak[:, None])
             torch.sub(shifted, upstream.log_total[:, None], out=probs).exp_()
             shifted.sub_(upstream.mean[:, None]).mul_(-grad_entropy[:, None]).sub_(grad_log_probs[:, None])
@@ -263,34 +272,48 @@ class TorchTiles:
             here, column = _columns(shard, rows)
             # Not scatter_add_, which on some devices is refused where results must not vary from run to run.
             grad.index_put_((positions, column), grad_log_probs * here, accumulate=True)
+            if slope is not None:
+                grad.mul_(slope)
             yield rows, grad.to(shard.weight.dtype)
 
 
 class _Memory:
-    """Two tiles in float32."""
+    """Two or three tiles in float32."""
 
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
+    def __init__(self, shard: Shard, cap: float | None, *, tiles: int) -> None:
+        self._shard, self._cap = shard, cap
         size = shard.hidden.shape[0] * shard.width
-        self._first, self._second = (shard.hidden.new_empty(size, dtype=torch.float32) for _ in range(2))
+        self._tiles = [shard.hidden.new_empty(size, dtype=torch.float32) for _ in range(tiles)]
 
     def logits(self, rows: slice) -> Tensor:
         """The first tile, float32 ``[N, rows]``: the logits divided by the temperature."""
         shard = self._shard
-        logits, weight = self._cut(self._first, rows), shard.weight[rows].t()
+        logits, weight = self._cut(0, rows), shard.weight[rows].t()
         if shard.weight.dtype == logits.dtype:
             torch.mm(shard.hidden, weight, out=logits)
         else:
             logits.copy_(shard.hidden @ weight)
+        if self._cap is not None:
+            logits.div_(self._cap).tanh_().mul_(self._cap)
         return logits if shard.temperature == 1.0 else logits.div_(shard.temperature)
 
     def second(self, rows: slice) -> Tensor:
         """The second tile, float32 ``[N, rows]``, whatever it holds."""
-        return self._cut(self._second, rows)
+        return self._cut(1, rows)
 
-    def _cut(self, memory: Tensor, rows: slice) -> Tensor:
+    def slope(self, rows: slice, logits: Tensor) -> Tensor | None:
+        """The third tile, float32 ``[N, rows]``: 1 - tanh(x / c)^2, by which a cap multiplies gradients; None without.
+
+        ``logits`` are those of the tile, divided by the temperature.
+        """
+        if self._cap is None:
+            return None
+        torch.mul(logits, self._shard.temperature / self._cap, out=self._cut(2, rows))
+        return self._cut(2, rows).square_().neg_().add_(1.0)
+
+    def _cut(self, tile: int, rows: slice) -> Tensor:
         tokens, width = self._shard.hidden.shape[0], len(self._shard.weight[rows])
-        return memory[: tokens * width].view(tokens, width)
+        return self._tiles[tile][: tokens * width].view(tokens, width)
 
 
 def _columns(shard: Shard, rows: slice) -> tuple[Tensor, Tensor]:

@@ -33,6 +33,37 @@ def test_log_probs_entropies_and_gradients_equal_the_definition(tokens, entries,
     assert_close(problem.by_kernel(chunk), problem.by_definition())
 
 
+@given(
+    tokens=st.integers(0, 13),
+    entries=st.sampled_from([11, 1100, 2600]),
+    cap=st.sampled_from([0.5, 3.0, 30.0]),
+    temperature=st.sampled_from([0.5, 1.7]),
+    seed=st.integers(0, 1000),
+)
+def test_capped_logits_have_the_log_probs_entropies_and_gradients_of_the_definition(
+    tokens, entries, cap, temperature, seed
+):
+    problem = Problem.random(seed, tokens, entries, padding=2, temperature=temperature)
+    assert_close(problem.by_kernel(2, TorchTiles(cap)), problem.by_definition(cap=cap))
+
+
+class WithoutTheSlope(TorchTiles):
+    """Forgets that a cap makes gradients smaller."""
+
+    def gradients(self, shard, upstream):
+        for rows, grad in super().gradients(shard, upstream):
+            logits = shard.hidden @ shard.weight[rows].t()
+            yield rows, grad / (1 - torch.tanh(logits / 3.0) ** 2)
+
+
+@pytest.mark.parametrize("sabotaged", [WithoutTheSlope(3.0), TorchTiles()])
+def test_the_comparison_notices_a_cap_that_is_wrong(sabotaged):
+    problem = Problem.random(0, 13, 2600)
+    assert_close(problem.by_kernel(1, TorchTiles(3.0)), problem.by_definition(cap=3.0))
+    with pytest.raises(AssertionError, match="differs"):
+        assert_close(problem.by_kernel(1, sabotaged), problem.by_definition(cap=3.0))
+
+
 class WithoutTheMean(TorchTiles):
     """Forgets the mean in the entropy's gradient."""
 

@@ -58,7 +58,7 @@ def seeing(limits=None, *, takes_images=True):
     tokenizer = resolve(f"{SHAPES}:tokenizer", TOKENIZER)()
     tokenizer.chat_template = TEMPLATE
     section = ModelSection(config={"model_type": "qwen2_5_vl"}, tokenizer="t", processor=f"{SHAPES}:image_processor")
-    vision = load_vision(section, vision_config(), tokenizer) if takes_images else None
+    vision = load_vision(section, vision_config(), tokenizer, pytest.fail) if takes_images else None
     with serving(Seer(), tokenizer, SAMPLING, limits or Limits(), vision=vision) as server:
         server.vision = vision
         yield server

@@ -103,6 +103,61 @@ ERNIE_BIAS = Patch(
     replacement=f"{FIXES}.models:read_ernie_bias",
 )
 
+HEAD_SIZES = Patch(
+    id="megatron.mcore-bridge-head-sizes",
+    target="mcore_bridge:hf_to_mcore_config",
+    phase=Phase.BEFORE_PARALLEL_INIT,
+    package=BRIDGE,
+    requires=BRIDGE_VERSIONS,
+    reason=(
+        "Gemma 4's configuration cannot be read: mcore-bridge asks it for global_head_dim, which transformers keeps by "
+        "layer, and for head_dim, which transformers refuses to name where layers differ"
+    ),
+    upstream="mcore_bridge/model/mm_gpts/gemma4.py, lines 82 and 168 to 177; transformers, configuration_gemma4.py",
+    remove_when="mcore-bridge reads text_config.per_layer_config",
+    replacement=f"{FIXES}.models:name_head_sizes",
+)
+
+MODALITIES = Patch(
+    id="megatron.mcore-bridge-modalities",
+    target="mcore_bridge.model.mm_gpts.gemma4:Gemma4TextGPTModel.extra_forward_keys",
+    phase=Phase.BEFORE_PARALLEL_INIT,
+    package=BRIDGE,
+    requires=BRIDGE_VERSIONS,
+    reason="Gemma 4 raises KeyError: 'mm_token_type_ids' for text without images",
+    upstream="mcore_bridge/model/mm_gpt_model.py, line 105: kwargs[k]; its Gemma 4 itself accepts that there is none",
+    remove_when="Gemma 4 computes logits of a text without mm_token_type_ids",
+    replacement=f"{FIXES}.models:forget_modalities",
+)
+
+KEYS_AS_VALUES = Patch(
+    id="megatron.mcore-bridge-keys-as-values",
+    target="mcore_bridge.model.mm_gpts.gemma4:SplitAlongDim",
+    phase=Phase.BEFORE_PARALLEL_INIT,
+    package=BRIDGE,
+    requires=BRIDGE_VERSIONS,
+    reason="Gemma 4's layers whose keys are their values fail: queries and keys are split along the wrong dimension",
+    upstream="mcore_bridge/model/mm_gpts/gemma4.py, line 327: SplitAlongDim(mixed_qkv, len(split_arg_list), ...)",
+    remove_when="Gemma 4 with attention_k_eq_v computes logits",
+    replacement=f"{FIXES}.models:split_heads",
+    rebinds=False,
+)
+
+LAYER_EMBEDDINGS = Patch(
+    id="megatron.mcore-bridge-layer-embeddings",
+    target="mcore_bridge.model.mm_gpts.gemma4:Gemma4TextGPTModel.__init__",
+    phase=Phase.BEFORE_PARALLEL_INIT,
+    package=BRIDGE,
+    requires=BRIDGE_VERSIONS,
+    reason=(
+        "with sequence parallelism the gradient of per_layer_projection_norm (Gemma 4 E2B and E4B) is summed over "
+        "tensor-parallel ranks that each have all of it"
+    ),
+    upstream="mcore_bridge/model/mm_gpts/gemma4.py, per_layer_projection_norm: its input is gathered before it",
+    remove_when="the gradients of Gemma 4 E2B with TP2 are those of one rank",
+    replacement=f"{FIXES}.models:count_layer_norm_once",
+)
+
 ROUTER_PADDING = Patch(
     id="megatron.router-padding",
     target="megatron.core.transformer.moe.router:TopKRouter.forward",

@@ -39,11 +39,15 @@ def draw_telling_values(model: PreTrainedModel) -> None:
                 parameter[0].normal_(std=0.02)
             elif name.endswith("A_log"):
                 parameter.copy_(torch.empty_like(parameter).uniform_(0.05, 1.0).log())
-            elif name.endswith(("gate.weight", "router.weight", "sinks")):
+            elif name.endswith(("router.scale", "per_expert_scale")):
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+            elif name.endswith(("gate.weight", "router.weight", "router.proj.weight", "sinks")):
                 parameter.copy_(torch.randn_like(parameter) * 0.5)
         for name, bias in model.named_buffers():
             if name.endswith("e_score_correction_bias"):  # zeros would choose the same experts as no bias
                 bias.add_(torch.randn_like(bias) * 0.1)
+            elif name.endswith("layer_scalar"):  # Gemma 4's, 1 at first
+                bias.mul_(torch.empty_like(bias).uniform_(0.8, 1.2))
 
 
 def write_shrunk_model(fields: dict[str, Any], where: str, directory: Path, dtype: str, seed: int, kind: str) -> None:

@@ -198,7 +198,8 @@ def adapted_weights(weights: Mapping[str, Tensor], adapters: Mapping[str, Tensor
 def _weight_of(layer: str, weights: Mapping[str, Tensor]) -> str:
     """Name the weight of an adapted layer; files of some vision-language models have an older form of the names."""
     name = f"{layer.removeprefix('base_model.model.')}.weight"
-    return name if name in weights else name.replace("model.language_model.layers.", "model.layers.")
+    older = (name.replace("model.language_model.", old, 1) for old in ("model.", "language_model.model."))
+    return next((one for one in (name, *older) if one in weights), name)
 
 
 def _difference(name: str, found: Tensor | None, expected: Tensor, size: float, whose: str) -> Difference:
@@ -298,11 +299,13 @@ def check_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, bat
     else:
         what, frozen = "parameters", frozen_weights(found, expected.gradients, config)
         indexers = {name for name in frozen if INDEXER in name}
+        idle = {name for name in wanted.keys() - found.keys() - frozen if not wanted[name].any()}
         reasons = {
             "frozen (model.freeze)": len(frozen - indexers),
             "of indexers of sparse attention, which choose keys and have no gradient": len(indexers),
+            "no gradient reaches them, in transformers either": len(idle),
         }
-        wanted = {name: gradient for name, gradient in wanted.items() if name not in frozen}
+        wanted = {name: gradient for name, gradient in wanted.items() if name not in frozen | idle}
         unknown = found.keys() - wanted.keys() - tied_copies(found, wanted)
     reasons["of multi-token prediction, which transformers does not compute"] = len(unknown & manifest.optional)
     reasons["unknown to Hugging Face's model"] = len(unknown - manifest.optional)

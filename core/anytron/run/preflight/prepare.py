@@ -154,7 +154,7 @@ def _prompts(config: RunConfig, max_new_tokens: int | None, tell: Tell) -> Prepa
         check_vocabulary(section, found[key].vocabulary, tokenizer)
         contexts.append(found[key].context_length)
     context_length = min((one for one in contexts if one is not None), default=None)
-    vision = load_vision(config.model, hf_config, tokenizer)
+    vision = load_vision(config.model, hf_config, tokenizer, tell)
     if vision is not None and config.environment is not None and not config.environment.is_agent:
         raise ConfigError(
             "Vision-language models cannot be trained in an environment yet.",

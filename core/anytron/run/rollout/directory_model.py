@@ -118,7 +118,7 @@ class DirectoryModel:
                 prepare.
         """
         try:
-            return load_vision(self._model, self._hf_config, self.tokenizer)
+            return load_vision(self._model, self._hf_config, self.tokenizer, tell)
         except ConfigError as error:
             tell(f"requests must not contain images: {error.what} {error.why}")
             return None

@@ -308,8 +308,8 @@ def _expand(prompt: Prompt, tokens: tuple[int, ...], vision: VisionProcessor | N
         raise DataError(
             "A prompt has images, and the model takes text only.",
             where=where,
-            why=f"it has {len(prompt.images)} image(s), but the model has no vision tower",
-            fix="use a vision-language model, or data without images",
+            why=f"it has {len(prompt.images)} image(s), but the run gives its model none",
+            fix="use data without images, or a vision-language model that Anytron trains with images",
         )
     return tokens
 

@@ -20,7 +20,7 @@ from anytron.task.data.images import ImagePatches
 from anytron.task.data.pretrained import load_image_processor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from PIL.Image import Image
 
@@ -162,15 +162,22 @@ class VisionProcessor:
         return int(patches) // self._merge**2
 
 
-def load_vision(model: ModelSection, hf_config: Any, tokenizer: Any) -> VisionProcessor | None:
-    """Make the vision processor of a model; None if the model takes no images.
+def load_vision(
+    model: ModelSection, hf_config: Any, tokenizer: Any, tell: Callable[[str], object]
+) -> VisionProcessor | None:
+    """Make the vision processor of a model; None if the model takes no images, or if Anytron cannot prepare them.
+
+    Args:
+        model: The model.
+        hf_config: Its ``transformers.PretrainedConfig``.
+        tokenizer: Its tokenizer.
+        tell: Called with a line that says why a model with a vision tower gets no images.
 
     Raises:
-        ConfigError: ``model.processor`` or the model's own processor cannot be loaded or does not fit
-            the model, or is given to a model that takes no images; or the model does not read images
-            as patches with a grid.
+        ConfigError: ``model.processor`` or the model's own processor cannot be loaded or does not fit the model, or
+            ``model.processor`` is given to a model that gets no images.
     """
-    if not hasattr(hf_config, "vision_config") or getattr(hf_config, "image_token_id", None) is None:
+    if any(getattr(hf_config, name, None) is None for name in ("vision_config", "image_token_id")):
         if model.processor is not None:
             raise ConfigError(
                 "An image processor is given, but the model takes no images.",
@@ -181,12 +188,17 @@ def load_vision(model: ModelSection, hf_config: Any, tokenizer: Any) -> VisionPr
         return None
     lacking = [name for name in _GRID if not hasattr(hf_config.vision_config, name)]
     if lacking:
-        raise ConfigError(
-            f"Images are not supported for models of model_type {hf_config.model_type}.",
-            where=model.path or "model.config",
-            why=f"its vision_config lacks the sizes of image patches: {', '.join(lacking)}",
-            fix="use a text-only model, or a model of the Qwen2-VL line (Qwen2.5-VL, Qwen3-VL, Qwen3.5)",
-        )
+        why = f"its vision_config lacks the sizes of image patches: {', '.join(lacking)}"
+        if model.processor is not None:
+            raise ConfigError(
+                f"Images are not supported for models of model_type {hf_config.model_type}.",
+                where="model.processor",
+                why=why,
+                fix="remove model.processor and train on text, or use a model of the Qwen2-VL line (Qwen2.5-VL, "
+                "Qwen3-VL, Qwen3.5)",
+            )
+        tell(f"the model gets no images: {hf_config.model_type} is not supported with images, because {why}")
+        return None
     image_token = tokenizer.convert_ids_to_tokens(int(hf_config.image_token_id))
     return VisionProcessor(load_image_processor(model), hf_config, str(image_token))
 

@@ -16,7 +16,7 @@ from tests.backends.megatron.families.published import PUBLISHED
 MEGATRON = installed_version("megatron-core")
 
 
-def remarks(model, **sections):
+def remarks(model, /, **sections):
     run = RunConfig.model_validate(
         {
             "model": {"config": model, "tokenizer": "t"},
@@ -29,7 +29,7 @@ def remarks(model, **sections):
     return list(MegatronBackend().configure(run))
 
 
-def refusal(model, **sections):
+def refusal(model, /, **sections):
     (only,) = remarks(model, **sections)
     assert only.severity == "error"
     return only
@@ -215,6 +215,88 @@ def test_experts_whose_orientation_no_shape_tells_are_refused(size, square):
     published = PUBLISHED["qwen3_vl_moe"]
     config = {**published, "text_config": {**published["text_config"], "moe_intermediate_size": size}}
     assert ["is square" in one.message for one in remarks(config)] == [True] * square
+
+
+def bridge_sources():
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    (root,) = find_spec("mcore_bridge").submodule_search_locations
+    return {path.name: path.read_text() for path in Path(root).rglob("*.py")}
+
+
+def test_llama_4_is_refused_because_the_bridge_ignores_its_chunks_and_temperatures():
+    assert "attn_temperature_tuning" in refusal({"model_type": "llama4"}).message
+    for name in ("attention_chunk_size", "attn_temperature_tuning", "attn_scale"):
+        assert not [file for file, text in bridge_sources().items() if name in text]
+
+
+def test_muse_glimmer_is_refused_because_the_bridge_caps_what_its_output_layer_returns():
+    assert "caps what its output layer returns" in refusal({"model_type": "muse_glimmer"}).message
+    source = bridge_sources()["muse_glimmer.py"]
+    assert "logits = super()._forward_output_layer(hidden_states, *args, **kwargs)" in source
+    assert "logits = logits * text_config.output_multiplier" in source
+
+
+LLAMA_INSIDE = {
+    **PUBLISHED["internvl3_5"],
+    "text_config": {**PUBLISHED["internvl3"]["text_config"], "model_type": "llama"},
+}
+
+
+def test_internvl_with_another_language_model_is_refused():
+    wrong = refusal(LLAMA_INSIDE)
+    assert "the language model of this internvl is llama" in wrong.message
+    assert "(tested: qwen2, qwen3, qwen3_moe)" in wrong.message
+
+
+def test_adapters_of_experts_in_internvl_are_refused_because_peft_does_not_find_them():
+    from peft.utils.transformers_weight_conversion import _MOE_TARGET_MODULE_MAPPING
+    from transformers.conversion_mapping import _MODEL_TO_CONVERSION_PATTERN
+
+    def adapted(name):
+        return {"config": PUBLISHED[name], "tokenizer": "t", "lora": {"rank": 4}}
+
+    wrong = refusal(PUBLISHED["internvl3_5_moe"], model=adapted("internvl3_5_moe"))
+    assert (wrong.key, "leave the adapters of experts out" in wrong.message) == ("model.lora", True)
+    assert _MODEL_TO_CONVERSION_PATTERN["qwen3_moe"] in _MOE_TARGET_MODULE_MAPPING
+    assert _MODEL_TO_CONVERSION_PATTERN["internvl"] not in _MOE_TARGET_MODULE_MAPPING
+    assert remarks(PUBLISHED["internvl3_5"], model=adapted("internvl3_5")) == []
+
+
+@pytest.mark.parametrize(
+    ("sections", "key", "reason"),
+    [
+        ({"parallel": {"pipeline_model_parallel_size": 2}}, "parallel.pipeline_model_parallel_size", "padded rows"),
+        ({"parallel": {"context_parallel_size": 2}}, "parallel.context_parallel_size", "embeddings of their tokens"),
+        ({"engine": {"recompute": "full"}}, "engine.recompute", "computed again"),
+    ],
+)
+def test_layers_that_share_keys_are_refused_where_no_layout_holds(sections, key, reason):
+    wrong = refusal(PUBLISHED["gemma4_e2b"], **sections)
+    assert (wrong.key, reason in wrong.message) == (key, True)
+    assert remarks(PUBLISHED["gemma4_31b"], **sections) == []
+
+
+def test_the_reasons_for_refusing_shared_keys_hold_in_the_source():
+    source = bridge_sources()["gemma4.py"]
+    assert source.count("assert self.num_kv_shared_layers") == 2
+    assert "sliding_states.view(*hidden_states.shape[:2], -1)" in source  # [T, N, D] -> [T, 1, N * D]
+    assert "sliding_states = sliding_states.reshape(*sliding_states_shape)" in source  # -> [T, 1, N, D], not [T, N, D]
+    assert "self.embed_tokens_per_layer(llm_input_ids)" in source
+    assert "split_cp" not in source
+    text = {**PUBLISHED["gemma4_e2b"]["text_config"], "num_kv_shared_layers": 0}
+    wrong = refusal({**PUBLISHED["gemma4_e2b"], "text_config": text})
+    assert "with both or with none" in wrong.message
+
+
+def test_a_tower_that_gets_no_images_is_no_part_to_train():
+    frozen = {"config": PUBLISHED["internvl3_5"], "tokenizer": "t", "freeze": ["language_model"]}
+    wrong = refusal(PUBLISHED["internvl3_5"], model=frozen)
+    assert (wrong.key, wrong.fix) == ("model.freeze", "remove language_model from model.freeze")
+    overlapped = {"engine": {"options": {"overlap_grad_reduce": True}}}
+    assert remarks(PUBLISHED["internvl3_5"], **overlapped) == []
+    assert "for aligner and vision_tower" in refusal(PUBLISHED["qwen2_vl"], **overlapped).message
 
 
 def test_families_whose_bridge_imports_files_of_the_model_directory_are_those_that_are_refused():

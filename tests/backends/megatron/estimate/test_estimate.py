@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from anytron.config.load import load_config
 from anytron.config.schema import RunConfig
@@ -115,6 +116,16 @@ def test_gradient_buffers_are_filled_up_by_little(tiny_family, ranks):
     found = {part.name: part for part in estimate(run).parts}
     assert workers.offload()["memory/offloaded_bytes"] == pytest.approx(found["gradients"].size, rel=0.02)
     assert found["gradients"].when == "training", "they leave the device"
+
+
+def test_a_tower_that_gets_no_images_has_no_gradients(tiny_family):
+    directory = tiny_family("internvl3_5")
+    sizes = {name: tensor.numel() for name, tensor in load_file(directory / "model.safetensors").items()}
+    trained = sum(size for name, size in sizes.items() if name.startswith("language_model."))
+    found = estimate(engine_config(directory, directory))
+    parts = {part.name: part.size for part in found.parts}
+    assert found.parameters == sum(sizes.values()) > trained
+    assert parts["gradients"] == 4 * trained
 
 
 QWEN3_8B = {"path": str(ROOT / "examples" / "models" / "Qwen3-8B")}

@@ -46,7 +46,7 @@ def truth_of(tiny_family, trajectories_of) -> Callable[[Model], Truth]:
 
     def get(model: Model) -> Truth:
         if model.name not in truths:
-            truths[model.name] = Truth.of(tiny_family(model.name), trajectories_of(model))
+            truths[model.name] = Truth.of(tiny_family(model.name), trajectories_of(model), model.learning_rate)
         return truths[model.name]
 
     return get

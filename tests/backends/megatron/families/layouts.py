@@ -15,6 +15,7 @@ from anytron.task.data.model_files import SAME_MODELS
 from anytron_conformance.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES, Family
 from anytron_megatron.models.release import SPARSE_ATTENTION
+from tests.backends.megatron.families.observe import LEARNING_RATE
 from tests.backends.megatron.families.published import PUBLISHED
 
 
@@ -75,12 +76,16 @@ class Model:
         title: As in the table.
         layouts: The first is what the others must agree with.
         quick: Those that the normal suite observes, or of a published configuration ``tox -e slow``. None = all.
+        learning_rate: Of the updates; where gradients are large, a smaller one, so that updates do not diverge.
+        still: Regular expression of the tensors that no update moves: of a tower that gets no images, and buffers.
     """
 
     name: str
     title: str
     layouts: tuple[Layout, ...]
     quick: tuple[Layout, ...] | None = None
+    learning_rate: float = LEARNING_RATE
+    still: str = "^$"
 
     def marks(self, layout: Layout) -> list[str]:
         """Marks of the tests of a layout: whether they are left to ``tox -e slow``, or to ``tox -e families``."""
@@ -125,6 +130,8 @@ MODELS = (
     Model("qwen2_5_vl", "Qwen2.5-VL, images", DENSE, quick=(ONE, PP2_PADDED)),
     Model("qwen3_vl", "Qwen3-VL, images", DENSE, quick=(ONE_PADDED, CP2)),
 )
+_TILES = r"^(vision_tower|multi_modal_projector)\."
+_GEMMA = r"^model\.(vision_tower|audio_tower|embed_vision|embed_audio)\.|\.layer_scalar$"
 PUBLISHED_MODELS = (
     Model("glm4_5_air", "GLM-4.5-Air", PUBLISHED_EXPERTS, quick=(ONE,)),
     Model("glm4_6", "GLM-4.5, GLM-4.6, GLM-4.7", PUBLISHED_EXPERTS, quick=()),
@@ -150,6 +157,13 @@ PUBLISHED_MODELS = (
     Model("qwen2_vl", "Qwen2-VL, images", PUBLISHED_IMAGES, quick=()),
     Model("qwen3_vl_moe", "Qwen3-VL-MoE, images", PUBLISHED_IMAGE_EXPERTS, quick=()),
     Model("glm4v", "GLM-4.1V, images", PUBLISHED_IMAGES, quick=()),
+    Model("internvl3_5", "InternVL3.5", PUBLISHED_IMAGES, quick=(ONE,), still=_TILES),
+    # The language models of these two are proven above, in all layouts.
+    Model("internvl3_5_moe", "InternVL3.5, experts", (ONE, EP2, TP2_EP2), quick=(), still=_TILES),
+    Model("internvl3", "InternVL3", (ONE, TP2_WHOLE), quick=(), still=_TILES),
+    Model("gemma4_31b", "Gemma 4 31B", PUBLISHED_DENSE, quick=(ONE,), learning_rate=1 / 32, still=_GEMMA),
+    Model("gemma4_26b", "Gemma 4 26B-A4B", (ONE, EP2, TP2_EP2), quick=(), learning_rate=1 / 32, still=_GEMMA),
+    Model("gemma4_e2b", "Gemma 4 E2B", (*ONE_RANK, TP2, TP2_WHOLE), quick=(), learning_rate=1 / 32, still=_GEMMA),
     Model("glm4v_moe", "GLM-4.5V, images", PUBLISHED_IMAGE_EXPERTS, quick=()),
 )
 """Families and configurations beyond the kit's: ``tox -e families``."""
@@ -158,12 +172,13 @@ EVERY_MODEL = (*MODELS, *PUBLISHED_MODELS)
 
 WITH_ADAPTERS = (
     "glm4_5_air", "glm4_6", "olmoe", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "kimi_k2", "moonlight", "dots1",
-    "internlm3", "glm4_moe_lite",
+    "internlm3", "glm4_moe_lite", "internvl3_5",
 )  # fmt: skip
 """Published configurations of which ``tests/backends/megatron/lora`` trains adapters."""
 WITH_CACHE = (
     "glm4_5_air", "glm4_6", "minimax_m2", "qwen2_moe", "olmoe", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "hy_v3",
-    "kimi_k2", "moonlight", "dots1", "internlm3", "mimo", "glm4", "glm4_moe_lite",
+    "kimi_k2", "moonlight", "dots1", "internlm3", "mimo", "glm4", "glm4_moe_lite", "internvl3_5", "internvl3_5_moe",
+    "internvl3",
 )  # fmt: skip
 """Published configurations that ``tests/backends/megatron/generation`` generates with."""
 WITH_REPLAY = (

@@ -14,7 +14,7 @@ from transformers import AutoConfig
 from anytron.proof.verification.gradients import computed_gradients
 from anytron.proof.verification.hugging_face import ExpectedGradients, expected_gradients
 from anytron.run.trainer.updates import UpdatePlan
-from anytron.task.data.pretrained import INDEXER, model_class, take_latent_epsilon
+from anytron.task.data.pretrained import model_class, take_latent_epsilon
 from anytron_conformance.tiny_models import IMAGE_TOKEN
 from tests.backends.megatron.families.published import in_transformers
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 LEARNING_RATE = 0.5
 UPDATES = 3
-SCALE = 1024.0
-"""Factor of the loss in the update that shows the gradient: it moves the weights far more than they are rounded."""
+MOVE = 512.0
+"""Factor of the gradient in the update that shows it: it moves the weights far more than they are rounded."""
 SMALL = 1e-3
 """A parameter's gradient counts as nothing if it is smaller than this part of the largest one's."""
 
@@ -92,7 +92,7 @@ def observe(ranks: Ranks, model: Path, layout: Layout, truth: Truth, loss: Polic
     # About three micro-batches, of several sequences each.
     engine = {"max_tokens_per_micro_batch": batch.num_tokens // 3 + 3, **layout.engine}
     workers, config = ranks.engine(
-        model, parallel=layout.parallel, engine=engine, optimizer={"lr": LEARNING_RATE, "clip_grad": 0.0}
+        model, parallel=layout.parallel, engine=engine, optimizer={"lr": truth.learning_rate, "clip_grad": 0.0}
     )
     updates, file = UpdatePlan.from_config(config, workers.topology[0]), scratch / "weights.safetensors"
 
@@ -104,9 +104,9 @@ def observe(ranks: Ranks, model: Path, layout: Layout, truth: Truth, loss: Polic
     policy_gradients, _ = computed_gradients(workers, updates, truth.expected.batch, scratch)
     grad_norms = [workers.update(batch, updates, loss)["grad_norm"] for _ in range(UPDATES)]
     after = export()
-    workers.update(replace(batch, loss_weights=batch.loss_weights * SCALE), updates, loss)
+    workers.update(replace(batch, loss_weights=batch.loss_weights * (MOVE / truth.learning_rate)), updates, loss)
     moved = export()
-    gradients = {name: (after[name] - moved[name]) / (LEARNING_RATE * SCALE) for name in after}
+    gradients = {name: difference(after[name], moved[name]) / MOVE for name in after}
 
     half = {"dtype": "bfloat16"}
     workers, _ = ranks.engine(model, model=half, parallel=layout.parallel, engine=engine)
@@ -175,6 +175,7 @@ class Truth:
         half_logits: Hugging Face's in bfloat16.
         expected: Hugging Face's gradients, float32, and the trajectories with log-probs that are slightly off-policy
             for this model.
+        learning_rate: Of the updates.
     """
 
     batch: RaggedBatch
@@ -182,6 +183,7 @@ class Truth:
     logits: Tensor
     half_logits: Tensor
     expected: ExpectedGradients
+    learning_rate: float = LEARNING_RATE
 
     @property
     def has_experts(self) -> bool:
@@ -189,7 +191,7 @@ class Truth:
         return any(".experts." in name for name in self.checkpoint)
 
     @classmethod
-    def of(cls, model: Path, batch: RaggedBatch) -> Truth:
+    def of(cls, model: Path, batch: RaggedBatch, learning_rate: float = LEARNING_RATE) -> Truth:
         """Compute it."""
         checkpoint: Weights = {}
         for file in sorted(model.glob("*.safetensors")):
@@ -200,16 +202,16 @@ class Truth:
             hugging_face_logits(model, batch, torch.float32),
             hugging_face_logits(model, batch, torch.bfloat16),
             expected_gradients(model, None, torch.float32, batch),
+            learning_rate,
         )
 
 
 def compare(one: Observation, first: Observation, truth: Truth) -> Figures:
     """Measure an observation against Hugging Face, the checkpoint and the family's first layout."""
     expected = truth.expected.gradients
-    # Indexers are frozen, and transformers' gradients of them are zero.
-    policy_gradients = {
-        name: one.policy_gradients.get(name, torch.full_like(expected[name], 0.0 if INDEXER in name else math.inf))
-        for name in expected
+    policy_gradients = {  # frozen indexers, and a tower that no image reaches, may have none
+        name: one.policy_gradients.get(name, torch.full_like(right, math.inf if right.any() else 0.0))
+        for name, right in expected.items()
     }
     by_name = {name: relative_difference(policy_gradients, expected, [name]) for name in expected}
     worst = max(by_name, key=lambda name: by_name[name])
@@ -224,7 +226,7 @@ def compare(one: Observation, first: Observation, truth: Truth) -> Figures:
         log_probs=largest(one.log_probs - first.log_probs),
         gradients=relative_difference(one.gradients, first.gradients),
         grad_norms=max(abs(a - b) / b for a, b in zip(one.grad_norms, first.grad_norms, strict=True)),
-        weights=max(largest(one.after[name] - first.after[name]) for name in first.after),
+        weights=max(largest(difference(one.after[name], first.after[name])) for name in first.after),
         unequal=(
             *unequal_tensors(one.before, truth.checkpoint),
             *unequal_tensors(one.half_before, truth.checkpoint),
@@ -239,6 +241,11 @@ def beyond_bounds(figures: Figures) -> set[str]:
     half_is_right = figures.half_logits <= 2 * figures.half_rounding and figures.half_of_all <= 2
     found |= set() if half_is_right else {"half_logits"}
     return found | ({"unequal"} if figures.unequal else set())
+
+
+def difference(one: Tensor, other: Tensor) -> Tensor:
+    """Subtract, where equal entries may be infinite: the bounds of clipped layers in Gemma 4's towers are."""
+    return (one - other).masked_fill(one == other, 0.0)
 
 
 def largest(values: Tensor) -> float:

@@ -51,5 +51,16 @@ def write_published_model(name: str, directory: Path) -> Path:
     write_random_model(in_transformers(PUBLISHED[name]), directory)
     if PUBLISHED[name]["model_type"] == "qwen3_vl_moe":
         turn_experts(directory / "model.safetensors")
+    if PUBLISHED[name]["model_type"] == "gemma4":
+        _soften(directory / "model.safetensors")
     (directory / "config.json").write_text(json.dumps(PUBLISHED[name], indent=1), encoding="utf-8")
     return directory
+
+
+def _soften(file: Path) -> None:
+    """Divide the weights of the queries' norms by 4: Gemma 4 divides no scores, and random ones would be large."""
+    weights = load_file(file)
+    for name in weights:
+        if name.endswith("self_attn.q_norm.weight"):
+            weights[name] = weights[name] / 4
+    save_file(weights, file, {"format": "pt"})

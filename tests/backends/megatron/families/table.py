@@ -125,7 +125,12 @@ def _accepted(family: Family, sequence_format: str, ranks: int, *, portable: boo
     """What ``BridgeSource.accepted_masks`` says of a model of the family."""
     if family.sparse_attention:
         return frozenset({MaskKind.NONE})
-    return accepted_masks(sequence_format, context_parallel=ranks, vision=family.takes_images, portable=portable)
+    return accepted_masks(sequence_format, context_parallel=ranks, vision=_sees(family), portable=portable)
+
+
+def _sees(family: Family) -> bool:
+    """Whether a family has a vision tower, for images or not."""
+    return any("vision_config" in model.config for model in EVERY_MODEL if model.family is family)
 
 
 def _kinds(accepted: frozenset[MaskKind]) -> str:

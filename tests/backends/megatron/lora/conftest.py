@@ -30,13 +30,15 @@ SHARED = (
 )
 """Hugging Face layers that Megatron keeps in one: they share ``A``."""
 ALONE = {"o_proj", "down_proj", "out_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"}
-LANGUAGE = ("model.layers.", "model.language_model.layers.")
+LANGUAGE = ("model.language_model.layers.", "language_model.model.layers.", "model.layers.")
+"""How names of the language model's layers begin: in a vision-language model's modules, and in older forms of files."""
 
 
 def weight_of(tensor_name: str, weights: Collection[str]) -> str:
     """The weight in a file that ``base_model.model.X.lora_A.weight`` (or ``lora_B``) belongs to."""
     name = tensor_name.removeprefix("base_model.model.").replace(".lora_A.", ".").replace(".lora_B.", ".")
-    return name if name in weights else name.replace(LANGUAGE[1], LANGUAGE[0])
+    forms = (name.replace(LANGUAGE[0], form) for form in LANGUAGE)
+    return next((one for one in forms if one in weights), name)
 
 
 def shared_group(module: str) -> str:
@@ -50,13 +52,14 @@ def write_random_adapter(model: Path, directory: Path) -> Path:
     """Write an adapter of every linear layer of a tiny model, both factors far from zero."""
     generator, first_factors, tensors = torch.Generator().manual_seed(5), {}, {}
     weights = load_file(model / "model.safetensors")
-    vision = any("visual." in name for name in weights)
+    vision = any(name.removeprefix("model.").startswith(("visual.", "vision_tower.")) for name in weights)
     for name, weight in weights.items():
-        # Files may have an older form of the names, PEFT has those of the modules.
-        module = (name.replace(*LANGUAGE) if vision else name).removesuffix(".weight")
-        leaf = module.rpartition(".")[2]
-        if not name.startswith(LANGUAGE) or not any(leaf in group for group in (*SHARED, ALONE)):
+        form = next((form for form in LANGUAGE if name.startswith(form)), None)
+        leaf = name.removesuffix(".weight").rpartition(".")[2]
+        if form is None or not any(leaf in group for group in (*SHARED, ALONE)):
             continue
+        # Files may have an older form of the names, PEFT has those of the modules.
+        module = (name.replace(form, LANGUAGE[0]) if vision else name).removesuffix(".weight")
         a = first_factors.setdefault(
             shared_group(module), torch.randn(RANK, weight.shape[1], generator=generator) / weight.shape[1] ** 0.5
         )
@@ -74,7 +77,13 @@ def write_random_adapter(model: Path, directory: Path) -> Path:
                 "r": RANK,
                 "lora_alpha": ALPHA,
                 "use_rslora": True,
-                "target_modules": sorted({name.split(".")[-3] for name in tensors}),
+                # A tower's layers may have the same last parts of names.
+                "target_modules": sorted(
+                    {
+                        name.split(".", 2)[2].rpartition(".lora_")[0] if vision else name.split(".")[-3]
+                        for name in tensors
+                    }
+                ),
             }
         )
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,7 @@ def model():
 
 @pytest.fixture
 def vision(model, tokenizer):
-    return load_vision(model, vision_config(), tokenizer)
+    return load_vision(model, vision_config(), tokenizer, pytest.fail)
 
 
 def picture(width=32, height=32, mode="RGB"):
@@ -149,12 +150,12 @@ def test_a_prompt_whose_images_cannot_be_used_is_named(tokenizer, vision, tmp_pa
 
 def test_images_for_a_model_that_takes_none(model, tokenizer):
     text_only = AutoConfig.for_model("qwen3", vocab_size=16)
-    assert load_vision(model.model_copy(update={"processor": None}), text_only, tokenizer) is None
+    assert load_vision(model.model_copy(update={"processor": None}), text_only, tokenizer, pytest.fail) is None
     prompt = Prompt("p7", text=f"{PLACE}?", images=[picture()])
     with pytest.raises(DataError, match=r"(?s)the model takes text only.*p7"):
         list(tokenize([prompt], tokenizer, None, **LIMITS))
     with pytest.raises(ConfigError, match=r"(?s)takes no images.*model\.processor.*qwen3 has no vision_config"):
-        load_vision(model, text_only, tokenizer)
+        load_vision(model, text_only, tokenizer, pytest.fail)
 
 
 @pytest.mark.parametrize(
@@ -174,11 +175,24 @@ def test_images_for_a_model_that_takes_none(model, tokenizer):
 )
 def test_a_model_that_its_processor_does_not_fit(model, tokenizer, changes, message):
     with pytest.raises(ConfigError, match=message):
-        load_vision(model, vision_config(**changes), tokenizer)
+        load_vision(model, vision_config(**changes), tokenizer, pytest.fail)
+
+
+def test_a_model_whose_images_have_no_grid_gets_text_only(model, tokenizer):
+    text = {"model_type": "qwen3", "vocab_size": 16, "hidden_size": 16}
+    tiles, told = AutoConfig.for_model("internvl", text_config=text, image_token_id=IMAGE), []
+    without = model.model_copy(update={"processor": None})
+    assert load_vision(without, tiles, tokenizer, told.append) is None
+    (line,) = told
+    assert re.search(r"gets no images: internvl.*lacks.*temporal_patch_size, spatial_merge_size", line)
+    with pytest.raises(ConfigError, match=r"(?s)not supported for models of model_type internvl.*model\.processor"):
+        load_vision(model, tiles, tokenizer, pytest.fail)
+    with pytest.raises(DataError, match=r"(?s)has images.*p7.*1 image.*gives its model none"):
+        list(tokenize([Prompt("p7", text=f"{PLACE}?", images=[picture()])], tokenizer, None, **LIMITS))
 
 
 def test_a_run_without_pictures_needs_no_processor(model, tokenizer):
-    vision = load_vision(model.model_copy(update={"processor": None}), vision_config(), tokenizer)
+    vision = load_vision(model.model_copy(update={"processor": None}), vision_config(), tokenizer, pytest.fail)
     assert next(tokenize([Prompt("a", text="1?")], tokenizer, vision, **LIMITS)).tokens == (0, 6)
     with pytest.raises(ConfigError, match=r"(?s)no image processor.*p7.*model\.processor"):
         list(tokenize([Prompt("p7", text=f"{PLACE}?", images=[picture()])], tokenizer, vision, **LIMITS))
