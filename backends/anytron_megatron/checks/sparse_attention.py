@@ -89,7 +89,7 @@ def _indexer(key: str, row: Family, text: Mapping[str, Any]) -> Iterator[Diagnos
             "error",
             key,
             f"indexer_rope_interleave is {pairs}, by which mcore-bridge rotates the indexer's heads; transformers "
-            f"rotates those of {row.model_type} as if it were {not pairs}",
+            f"rotates the heads of {row.model_type} as if it were {not pairs}",
             f"set indexer_rope_interleave to {str(not pairs).lower()} in the config, as the published models have it",
         )
     layers = {kind for name in ("indexer_types", "index_topk_pattern") for kind in text.get(name) or ()}

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass, replace
 from enum import Enum
 from importlib import metadata
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,6 @@ from anytron.base.errors import PatchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from importlib.machinery import ModuleSpec
 
     from anytron.device.patches.patch import Patch
 
@@ -182,12 +182,25 @@ def _find_spec(module: str) -> ModuleSpec | None:
         if number and path is None:
             return None
         name = ".".join(parts[: number + 1])
-        finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
-        spec = next(filter(None, (finder.find_spec(name, path) for finder in finders)), None)
+        spec = _spec_in(name, path)
         if spec is None:
             return None
         path = spec.submodule_search_locations
     return spec
+
+
+def _spec_in(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    """Find a module in the folders of its package; None = at the top level."""
+    finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
+    try:
+        return next(filter(None, (finder.find_spec(name, path) for finder in finders)), None)
+    except (
+        KeyError
+    ):  # of a folder without __init__.py, whose package must be imported: importlib asks sys.modules for it
+        spec = ModuleSpec(name, None, is_package=True)
+        folders = (Path(place) / name.rpartition(".")[2] for place in path or ())
+        spec.submodule_search_locations = [str(folder) for folder in folders if folder.is_dir()]
+        return spec
 
 
 def installed_version(package: str) -> str:

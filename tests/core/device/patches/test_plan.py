@@ -47,6 +47,18 @@ def test_what_was_planned_is_what_is_recorded(victim):
     assert (row["target"], row["detail"]) == ("victim:Bakery.sell", "it bakes itself")
 
 
+@pytest.mark.parametrize(("name", "verdict"), [("sell", Verdict.APPLIES), ("steal", Verdict.MISSING)])
+def test_a_target_may_lie_in_folders_without_an_init_file(name, verdict, tmp_path, monkeypatch):
+    """``importlib`` finds such a folder only where the package that it lies in is imported."""
+    folder = tmp_path / "market" / "stalls" / "fruit"
+    folder.mkdir(parents=True)
+    (tmp_path / "market" / "__init__.py").touch()
+    (folder / "apples.py").write_text("def sell(): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (found,) = plan([make(target=f"market.stalls.fruit.apples:{name}")])
+    assert found.verdict is verdict
+
+
 def test_impossible_ranges_are_refused_when_a_patch_is_written():
     with pytest.raises(ValueError, match="at least 1"):
         make(package="pluggy", requires="at least 1")
