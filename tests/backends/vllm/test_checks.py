@@ -324,15 +324,15 @@ def test_rounded_weights_need_bfloat16_a_version_that_knows_them_and_on_a_proces
         ((severity, _, said),) = remarks
         assert severity == "error"
         assert text in said
-    (site / "vllm" / "_version.py").write_text("__version__ = version = '0.27.1'\n")
-    ((severity, key, said),) = found({}, dtype="bfloat16", quantization="fp8")
-    assert (severity, key) == ("error", "rollout.quantization")
-    assert "cannot round weights on a processor: it rounds them with dynamic_per_token_scaled_fp8_quant" in said
-    assert found({}, Accelerator(), dtype="bfloat16", quantization="fp8") == []
-    (site / "vllm" / "_version.py").write_text("__version__ = version = '0.23.1'\n")
-    ((severity, key, said),) = found({}, dtype="bfloat16", quantization="fp8")
-    assert (severity, key) == ("error", "rollout.quantization")
-    assert "vLLM 0.23.1 cannot round weights: it does not know fp8_per_channel" in said
+    for version, text in (
+        ("0.27.1", "weights on a processor: it rounds them with dynamic_per_token_scaled_fp8_quant"),
+        ("0.23.1", "weights: it does not know fp8_per_channel"),
+    ):
+        (site / "vllm" / "_version.py").write_text(f"__version__ = version = '{version}'\n")
+        ((severity, key, said),) = found({}, dtype="bfloat16", quantization="fp8")
+        assert (severity, key) == ("error", "rollout.quantization")
+        assert f"vLLM {version} cannot round {text}" in said
+        assert (found({}, Accelerator(), dtype="bfloat16", quantization="fp8") == []) == (version == "0.27.1")
 
 
 def test_adapters_that_vllm_was_seen_to_refuse_are_refused_for_its_reason(installed):

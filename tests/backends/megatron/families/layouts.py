@@ -1,6 +1,6 @@
 """Which models are compared in which layouts: the rows of figures in ``docs/reference/families.md``.
 
-To add a family, give it a configuration in ``published_text.py`` or ``published_images.py``, an entry in
+To add a family, give it a configuration in a file ``published_*.py``, an entry in
 :data:`PUBLISHED_MODELS`, and what this proves in its row of ``anytron_megatron.models.families``; to add a layout, name
 it here and list it where it applies. What must be refused stands in :data:`REFUSALS`.
 """

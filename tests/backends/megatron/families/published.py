@@ -14,12 +14,13 @@ from safetensors.torch import load_file, save_file
 
 from anytron_conformance.tiny_models import write_random_model
 from tests.backends.megatron.families.published_images import VISION_MODELS
+from tests.backends.megatron.families.published_latent import LATENT_MODELS
 from tests.backends.megatron.families.published_text import LANGUAGE_MODELS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-PUBLISHED: dict[str, dict[str, Any]] = {**LANGUAGE_MODELS, **VISION_MODELS}
+PUBLISHED: dict[str, dict[str, Any]] = {**LANGUAGE_MODELS, **LATENT_MODELS, **VISION_MODELS}
 """Name -> Hugging Face config, with ``model_type``."""
 IN_TRANSFORMERS = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}
 
