@@ -125,7 +125,7 @@ MODALITIES = Patch(
     package=BRIDGE,
     requires=BRIDGE_VERSIONS,
     reason="Gemma 4 raises KeyError: 'mm_token_type_ids' for text without images",
-    upstream="mcore_bridge/model/mm_gpt_model.py, line 105: kwargs[k]; its Gemma 4 itself accepts that there is none",
+    upstream="mcore_bridge/model/mm_gpt_model.py, line 105: kwargs[k]; its Gemma 4 itself does without the key",
     remove_when="Gemma 4 computes logits of a text without mm_token_type_ids",
     replacement=f"{FIXES}.models:forget_modalities",
 )
@@ -154,7 +154,7 @@ LAYER_EMBEDDINGS = Patch(
         "tensor-parallel ranks that each have all of it"
     ),
     upstream="mcore_bridge/model/mm_gpts/gemma4.py, per_layer_projection_norm: its input is gathered before it",
-    remove_when="the gradients of Gemma 4 E2B with TP2 are those of one rank",
+    remove_when="Gemma 4 E2B has the same gradients with TP2 as on one rank",
     replacement=f"{FIXES}.models:count_layer_norm_once",
 )
 

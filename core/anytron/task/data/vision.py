@@ -168,9 +168,9 @@ def load_vision(
     """Make the vision processor of a model; None if the model takes no images, or if Anytron cannot prepare them.
 
     Args:
-        model: The model.
-        hf_config: Its ``transformers.PretrainedConfig``.
-        tokenizer: Its tokenizer.
+        model: The configuration's section about the model.
+        hf_config: The model's ``transformers.PretrainedConfig``.
+        tokenizer: The model's Hugging Face tokenizer.
         tell: Called with a line that says why a model with a vision tower gets no images.
 
     Raises:
