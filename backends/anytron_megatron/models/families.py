@@ -217,14 +217,14 @@ _ROWS = (
     Family(
         "deepseek_v32",
         "DeepSeek-V3.2",
-        _PUBLISHED_EXPERTS,
+        (*_PUBLISHED, "EP"),
         refused=("cache",),
         sparse_attention=True,
         rotates_whole_heads=True,
         cacheless=_NO_KEYS,
     ),
     Family(
-        "glm_moe_dsa", "GLM-5", _PUBLISHED_EXPERTS, refused=("cache",), sparse_attention=True, cacheless=_NO_KEYS
+        "glm_moe_dsa", "GLM-5", (*_PUBLISHED, "EP"), refused=("cache",), sparse_attention=True, cacheless=_NO_KEYS
     ),
     Family("kimi_k25", "Kimi-K2.5", refused=_FORMATS, runs_model_code=True),
     Family("kimi_vl", "Kimi-VL", refused=_FORMATS, runs_model_code=True),

@@ -59,7 +59,7 @@ def _compare(first: Mapping[str, str], second: Mapping[str, str], when: str) -> 
 @rule(
     "environment-agrees",
     "device",
-    "No other installed plugin sets a variable of the platform to a different value.",
+    "No other installed plugin sets a variable of the platform to another value.",
     cases=PROCESSES,
 )
 def environment_agrees(subject: Subject, case: Case) -> None:
