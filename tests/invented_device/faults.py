@@ -27,7 +27,7 @@ FAULTS = (
     Fault("copies-do-not-wait", "tensors-stay", "The result differs from the processor's"),
     Fault("record-stream-ignored", "streams-order-work", "Memory was used again while another stream still read it"),
     Fault("seed-ignored", "seeds-decide", "The same seed drew other numbers"),
-    Fault("state-ignored", "rng-round-trip", "After a state is set, reading it gives another state"),
+    Fault("state-ignored", "rng-round-trip", "After a state is set, reading it gives a different state"),
     Fault("host-generator", "seeds-decide", "The same seed drew other numbers"),
     Fault("plain-out-of-memory", "out-of-memory", "is_out_of_memory does not recognize the error"),
     Fault("freed-memory-counts", "memory-figures", "allocated does not shrink when a tensor is freed"),

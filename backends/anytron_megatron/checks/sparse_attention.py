@@ -69,7 +69,10 @@ def _missing_in(version: str) -> str:
         return ""
     if in_range(version, "<0.17"):
         return f"{version} lacks fused_qk_topk_naive, which mcore-bridge's indexer imports"
-    return f"the sparse attention of {version} refuses packed sequences, and mcore-bridge context parallelism with it"
+    return (
+        f"the sparse attention of {version} does not support packed sequences, and mcore-bridge does not support "
+        "context parallelism with that sparse attention"
+    )
 
 
 def _indexer(key: str, row: Family, text: Mapping[str, Any]) -> Iterator[Diagnostic]:

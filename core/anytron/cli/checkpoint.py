@@ -20,22 +20,26 @@ AnyPath = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
+_INCOMPLETE = {True: "interrupted, or being written", False: "damaged"}
+"""Whether the manifest of an incomplete checkpoint is missing -> what is the matter."""
+
+
 @app.command("list")
 def list_command(path: RunPath, as_json: AsJson = False) -> None:
     """List the checkpoints in PATH, the oldest first.
 
-    A checkpoint is complete when it has a manifest, which is written last. An incomplete one is still being written, or
-    its run ended during the save; the next start of the run deletes it. To check the files' contents, use
-    `anytron checkpoint verify`.
-    --json prints a list of {path, step, complete, bytes, weights_version, best}; best is null, or the validation for
-    which the checkpoint is kept: {step, metric, direction, value}.
+    A checkpoint without a manifest, which is written last, is still being written, or its run ended during the save;
+    the next start of the run deletes it. To check the files' contents, use `anytron checkpoint verify`.
+    --json prints a list of {path, step, complete, bytes, weights_version, best}. complete is false if the manifest is
+    missing or cannot be read; bytes and weights_version are null then. best is null, or the validation for which the
+    checkpoint is kept: {step, metric, direction, value}.
     """
     rows = _rows(_directory(path))
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
     for row in rows:
-        size = "interrupted, or being written" if not row["complete"] else f"{row['bytes'] / 1e6:,.1f} MB"
+        size = f"{row['bytes'] / 1e6:,.1f} MB" if row["complete"] else _INCOMPLETE[row["step"] is None]
         best = f"  best {row['best']['metric']}: {row['best']['value']:.4g}" if row["best"] else ""
         typer.echo(f"{row['path']}  {size}{best}")
     if not rows:

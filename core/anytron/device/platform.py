@@ -294,11 +294,11 @@ def decisions_of(platform: Platform) -> tuple[Decision, ...]:
                 fix="let decisions() return only objects of anytron.Decision",
             )
     names = [one.name for one in found]
-    if len(set(names)) < len(names):
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise HookContractError(
-            f"Platform '{platform.name}' returned two decisions with the same name from decisions().",
+            f"Platform '{platform.name}' returned several decisions with the same name from decisions().",
             where=f"platform {platform.name}",
-            why=f"their names are {', '.join(names)}",
+            why=f"more than one has the name {', '.join(repeated)}",
             fix="give each decision a different name",
         )
     return found

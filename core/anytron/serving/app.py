@@ -320,10 +320,14 @@ def _refused(refusal: Refusal) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Answer a path or a method that does not exist."""
-    del request
+    """Answer a path that does not exist, or that does not take the request's method."""
     assert isinstance(error, HTTPException)
-    return _refused(Refusal(error.status_code, "no_such_route", f"{error.detail}: the server has no such route."))
+    path, method = request.url.path[:200], request.method
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        return _refused(Refusal(405, "method_not_allowed", f"{path} does not accept {method}; use {allowed}."))
+    message = f"The server has no route {path}; those of models begin with /v1/, for example /v1/chat/completions."
+    return _refused(Refusal(error.status_code, "no_such_route", message))
 
 
 async def _bug(request: Request, error: Exception) -> Response:

@@ -29,7 +29,8 @@ class Nothing:
     """A call of a kernel that has nothing to compute.
 
     Attributes:
-        call: Function that takes a dtype, and calls the kernel with operands of this dtype.
+        call: Function that takes the subject and a dtype, and returns the comparison of the subject's kernel with its
+            definition, on operands of this dtype.
         shape: Shape of each result, whose entries are all 0.
         results: Number of results.
     """

@@ -71,15 +71,15 @@ class Setting:
 
 
 REFUSED = (
-    Setting(NZ_MODE, "vllm-ascend keeps weights in the layout NZ, in which they cannot be replaced in place"),
+    Setting(NZ_MODE, "vllm-ascend then keeps weights in the layout NZ, in which a weight update cannot replace them"),
     Setting(
         FUSED_MC2,
-        "its kernel keeps experts in the layout NZ, in which they cannot be replaced in place "
+        "the kernel that it turns on keeps experts in the layout NZ, in which a weight update cannot replace them "
         "(vllm_ascend/ops/fused_moe/fused_moe.py)",
     ),
     Setting(
         "enable_reduce_sample",
-        "each process samples from its own part of the vocabulary, so that log-probs are normalised over that part "
+        "then each process samples from its own part of the vocabulary, and log-probs are normalised over that part "
         "(vllm_ascend/ops/vocab_parallel_embedding.py)",
     ),
     Setting(
@@ -89,12 +89,12 @@ REFUSED = (
     ),
     Setting(
         "multistream_overlap_shared_expert",
-        "vllm-ascend computes with the shared experts while a weight update loads them "
+        "vllm-ascend then computes with the shared experts while a weight update loads them "
         "(vllm_ascend/ops/fused_moe/fused_moe.py; on main vllm_ascend/ops/fused_moe/shared_experts.py)",
     ),
     Setting(
         "layer_sharding",
-        "vllm-ascend 0.23 frees the weights of some layers after loading, so that new ones cannot be loaded "
+        "vllm-ascend 0.23 then frees the weights of some layers after loading, so that new ones cannot be loaded "
         "(vllm_ascend/ops/layer_shard_linear.py)",
     ),
 )
@@ -157,7 +157,7 @@ def _settings(run: RunConfig) -> Iterator[Diagnostic]:
     additional = arguments.get("additional_config") or {}
     for one in REFUSED:
         if chosen := additional.get(one.key):
-            yield Diagnostic("error", f"{ADDITIONAL}.{one.key}", f"with {chosen!r}, {one.why}", "remove it")
+            yield Diagnostic("error", f"{ADDITIONAL}.{one.key}", f"it is {chosen!r}: {one.why}", "remove it")
     if chosen := run.rollout.quantization:
         yield Diagnostic(
             "error",

@@ -95,11 +95,12 @@ def precision_diagnostics(run: RunConfig, gpus: Sequence[Gpu]) -> Iterator[Diagn
         for gpu in gpus:
             if gpu.compute_capability < first or (end is not None and gpu.compute_capability >= end):
                 what = f"FP8 with the recipe {recipe}" if key == "fp8" else "FP4"
+                below = "" if end is None else f", below {end[0]}.{end[1]}"
                 yield Diagnostic(
                     "error",
                     f"engine.options.transformer.{key}",
-                    f"{what} requires {names}, and {gpu.name} has compute capability "
-                    f"{gpu.compute_capability[0]}.{gpu.compute_capability[1]}",
+                    f"{what} runs on {names} only (compute capability {first[0]}.{first[1]} or higher{below}), and "
+                    f"{gpu.name} has {gpu.compute_capability[0]}.{gpu.compute_capability[1]}",
                     f"set engine.options.transformer.{key}=null, and train in bfloat16",
                 )
                 break

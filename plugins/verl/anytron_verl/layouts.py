@@ -77,7 +77,11 @@ _current: contextvars.ContextVar[MicroBatch | None] = contextvars.ContextVar("an
 
 @contextlib.contextmanager
 def current_micro_batch(micro_batch: MicroBatch) -> Iterator[None]:
-    """Let verl's functions lay out this micro-batch, and enter its scope."""
+    """Within the block, replacements of verl's packing and padding functions use the layout of this micro-batch.
+
+    Outside of it they call verl's originals. The block also has the micro-batch's scope: the platform's context, the
+    mask, and the keys of shared prompts.
+    """
     token = _current.set(micro_batch)
     try:
         with scopes.enter(micro_batch.prepared.scope()):

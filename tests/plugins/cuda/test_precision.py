@@ -49,7 +49,9 @@ def test_each_recipe_has_its_gpus(recipe, having, lacking):
 
 def test_fp4_is_blackwells():
     assert found(B200, fp4="e2m1") == []
-    assert found(H100, fp4="e2m1") == ["FP4 requires Blackwell, and NVIDIA 90 has compute capability 9.0"]
+    assert found(H100, fp4="e2m1") == [
+        "FP4 runs on Blackwell only (compute capability 10.0 or higher), and NVIDIA 90 has 9.0"
+    ]
 
 
 def test_the_weakest_gpu_counts_and_is_named_once():

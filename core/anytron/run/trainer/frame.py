@@ -57,7 +57,7 @@ class Attempt:
         config: The run's configuration.
         executor: Executor that starts the workers.
         progress: Display of the steps.
-        restarts: Counter of lost processes, and of the steps between them.
+        restarts: Counts the processes lost in a row, and decides whether the run goes on after a loss.
         start: Where the attempt begins.
         run: The run's directory, opened to continue from ``start``.
     """

@@ -283,8 +283,8 @@ class RoutingShape:
     """Shape of the routing, the experts to which a model sends tokens.
 
     A rollout engine records the routing, and a training engine repeats it. The routing has one row for each token of
-    prompt and response *but the last*: no engine computes the last token of a sequence, and no loss depends on its
-    experts. Legend: T tokens, L mixture-of-experts layers, K experts of a token.
+    prompt and response *but the last*: a rollout engine does not feed the last token of a sequence to the model, and no
+    loss depends on the experts of that token. Legend: T tokens, L mixture-of-experts layers, K experts of a token.
 
     Attributes:
         layers: L, number of layers with a router; they are in the model's order.
