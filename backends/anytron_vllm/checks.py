@@ -83,7 +83,11 @@ def diagnostics(run: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
     text: Mapping[str, Any] = config.get("text_config") or config
     yield from _family(key, config, installation)
     vision: Mapping[str, Any] | None = config.get("vision_config")
-    if vision is not None:
+    if vision is not None and "spatial_merge_size" not in vision:
+        # vLLM builds its class for images, which asks for a processor of them; the core gives such a model none.
+        message = f"no test has run {config.get('model_type')}, whose images Anytron does not read, with vLLM"
+        yield Diagnostic("error", key, message, "set rollout.engine=transformers")
+    elif vision is not None:
         yield from _images(run, installation)
     yield from _splits(key, text, vision or {}, options)
     yield from _lengths(text, run, options)

@@ -37,7 +37,7 @@ class ImageTokens:
 
     @classmethod
     def of(cls, hf_config: Any) -> ImageTokens | None:
-        """Return the image tokens of a model; None if it takes no images."""
+        """Return the image tokens of a model; None if Anytron gives it no images."""
         vision = getattr(hf_config, "vision_config", None)
         merge = getattr(vision, "spatial_merge_size", None)
         return None if merge is None else cls(int(hf_config.image_token_id), int(merge))

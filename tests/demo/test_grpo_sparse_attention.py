@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from anytron.device.patches.plan import in_range, installed_version
 from anytron.task.data.pretrained import INDEXER
-from anytron_megatron.models.release import SPARSE_ATTENTION
+from anytron_megatron.models.release import HAS_SPARSE_ATTENTION
 from tests.demo.test_grpo_mla import EXAMPLE, train
 from tests.demo.test_grpo_sort import ROOT
 
@@ -18,7 +18,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.mcore,
     pytest.mark.skipif(
-        not in_range(installed_version("megatron-core"), SPARSE_ATTENTION), reason="refused with earlier releases"
+        not in_range(installed_version("megatron-core"), HAS_SPARSE_ATTENTION),
+        reason="refused with earlier releases",
     ),
 ]
 SPARSE = {

@@ -40,8 +40,11 @@ _SIGMOID = (
 
 _ANOTHER = "train a model of another family; docs/reference/families.md lists the families"
 
-_ROPE_TYPES = {"default", "mrope", "linear", "llama3", "yarn", "proportional"}
-"""Kinds of rotary embedding that a test compares with Hugging Face's."""
+_ROPE_TYPES = {"default", "mrope", "linear", "llama3", "yarn"}
+"""Kinds of rotary embedding that tests compare with Hugging Face's."""
+
+_OWN_ROPE_TYPES = {"gemma4": {"proportional"}}
+"""Further kinds that a test compares for one family."""
 
 _REFUSED: Mapping[str, tuple[str, str]] = {
     "mtp_detach_heads": (
@@ -110,12 +113,13 @@ def model_diagnostics(subject: Subject, options: MegatronOptions) -> Iterator[Di
         yield Diagnostic("error", key, f"{family} cannot be trained: {obstacle[0]}", obstacle[1])
         return
     yield from sparse_diagnostics(key, row, subject.text, options)
-    if row.language_models and subject.text.get("model_type") not in row.language_models:
+    inner = str(subject.text.get("model_type", "of no model_type")) if row.language_models else family
+    if row.language_models and inner not in row.language_models:
         yield Diagnostic(
             "error",
             key,
-            f"the language model of this {family} is {subject.text.get('model_type')}, and no test compares it with "
-            f"Hugging Face (tested: {', '.join(row.language_models)})",
+            f"the language model (text_config) of this {family} is {inner}, and no test compares it with Hugging Face "
+            f"(tested: {', '.join(row.language_models)})",
             _ANOTHER,
         )
     elif not row.proof:
@@ -125,7 +129,6 @@ def model_diagnostics(subject: Subject, options: MegatronOptions) -> Iterator[Di
             f"mcore-bridge builds {family}, but no test of Anytron compares it with Hugging Face",
             "compare it with anytron verify before you train",
         )
-    inner = str(subject.text.get("model_type")) if row.language_models else family
     if inner in FAMILIES:
         yield from _routing(key, inner, subject.text, options)
     yield from _orientation(key, family, subject.text)
@@ -139,7 +142,9 @@ def _obstacle(row: Family, text: Mapping[str, Any]) -> tuple[str, str] | None:
         return row.obstacle, _ANOTHER
     if row.model_type in SAME_MODELS:  # in model.config; Anytron replaces it where it reads a directory
         known = SAME_MODELS[row.model_type]
-        return "transformers has no such model type", f'write "{known}": it is the same model, with the same tensors'
+        return "transformers has no such model type", (
+            f"set model.config.model_type={known}: it is the same model, with the same tensors"
+        )
     if missing := [name for name in row.wanted if text.get(name) is None]:
         names = ", ".join(missing)
         return f"mcore-bridge needs {names}, which the model's config lacks", f"add {names} to the model's config"
@@ -225,8 +230,9 @@ def _ernie(key: str, family: str, text: Mapping[str, Any], options: MegatronOpti
     """Check that Megatron has the experts of an ERNIE-4.5 in its layers, and chooses them with their bias."""
     if family != "ernie4_5_moe":
         return
-    last, interval = text.get("moe_layer_end_index", -1), text.get("moe_layer_interval", 1)
-    if interval != 1 or (last != -1 and last < text.get("num_hidden_layers", 28) - 1):
+    defaults = {"moe_layer_end_index": -1, "moe_layer_interval": 1, "num_hidden_layers": 28}
+    last, interval, layers = (default if text.get(name) is None else text[name] for name, default in defaults.items())
+    if interval != 1 or (last != -1 and last < layers - 1):
         yield Diagnostic(
             "error",
             key,
@@ -242,6 +248,10 @@ def _ernie(key: str, family: str, text: Mapping[str, Any], options: MegatronOpti
                 "with this option Megatron ignores the bias with which ERNIE-4.5 chooses experts",
                 "remove this option",
             )
+    name = "moe_router_enable_expert_bias"
+    if name in options.transformer:
+        message = "ERNIE-4.5 chooses experts with a bias, and Anytron sets this option itself"
+        yield Diagnostic("error", f"engine.options.transformer.{name}", message, "remove this option")
 
 
 def _described_routing(
@@ -293,10 +303,10 @@ def _rotary(key: str, family: Family, text: Mapping[str, Any]) -> Iterator[Diagn
             "training compute different log-probs for the same tokens",
             "set the rope_type of rope_parameters in the model's config to a fixed one, for example yarn",
         )
-    elif untested := sorted(kinds - _ROPE_TYPES):
+    elif untested := sorted(kinds - (known := _ROPE_TYPES | _OWN_ROPE_TYPES.get(family.model_type, set()))):
         yield Diagnostic(
             "error",
             key,
             f"rotary embeddings of type {untested[0]} are not supported: no test compares them with Hugging Face's",
-            f"train a model with one of the tested types: {', '.join(sorted(_ROPE_TYPES))}",
+            f"train a model with one of the tested types: {', '.join(sorted(known))}",
         )

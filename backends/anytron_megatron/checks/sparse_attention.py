@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from anytron.config.diagnostics import Diagnostic
 from anytron.device.patches.plan import in_range, installed_version
 from anytron_megatron.models.families import FAMILIES
-from anytron_megatron.models.release import SPARSE_ATTENTION
+from anytron_megatron.models.release import HAS_SPARSE_ATTENTION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -65,7 +65,7 @@ def sparse_diagnostics(
 
 def _missing_in(version: str) -> str:
     """Say what a release of megatron-core lacks; empty if nothing."""
-    if in_range(version, SPARSE_ATTENTION):
+    if in_range(version, HAS_SPARSE_ATTENTION):
         return ""
     if in_range(version, "<0.17"):
         return f"{version} lacks fused_qk_topk_naive, which mcore-bridge's indexer imports"

@@ -17,7 +17,7 @@ from anytron.base.traits import AttentionHeads
 from anytron.sequences.masks import MaskKind
 from anytron.task.data.pretrained import read_hf_config
 from anytron_megatron.models.configuration import (
-    SPARSE_ATTENTION,
+    SPARSE_ATTENTION_FIELDS,
     accepted_masks,
     completed,
     refuse_missing_quantisation,
@@ -132,7 +132,7 @@ class BridgeSource:
         fields = {
             **converted,
             **_RECOMPUTE[recompute],
-            **(SPARSE_ATTENTION if variant == "dsa" else {}),
+            **(SPARSE_ATTENTION_FIELDS if variant == "dsa" else {}),
             "params_dtype": dtype,
             "bf16": dtype is torch.bfloat16,
             "tensor_model_parallel_size": sizes.tensor,

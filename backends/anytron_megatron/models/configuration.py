@@ -32,7 +32,7 @@ def traits_of(config: TransformerConfig) -> ModelTraits:
     )
 
 
-SPARSE_ATTENTION = {"cp_comm_type": "allgather", "dsa_indexer_k_norm_epsilon": 1e-6}
+SPARSE_ATTENTION_FIELDS = {"cp_comm_type": "allgather", "dsa_indexer_k_norm_epsilon": 1e-6}
 """Fields of Megatron's transformer config for models with DeepSeek sparse attention. With context parallelism its
 layers gather keys, and refuse every other way. The norm of the indexer's keys has an epsilon of its own, in
 transformers, vLLM and DeepSeek's code; Megatron would take ``rms_norm_eps``, which is 1e-5 in GLM-5."""

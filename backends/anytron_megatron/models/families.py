@@ -93,6 +93,12 @@ _CHUNKED = (
     "its layers attend to chunks of attention_chunk_size tokens and scale queries by their position "
     "(attn_temperature_tuning), and mcore-bridge does neither"
 )
+_UNIFIED = (
+    "mcore-bridge reads enable_moe_block and hidden_size_per_layer_input, which its configuration in transformers lacks"
+)
+_OTHER_IMAGES = (
+    "it does not read images as patches with a grid, as Qwen2-VL and its successors do, and no test compares it on text"
+)
 _CAPPED = "mcore-bridge multiplies and caps what its output layer returns, which here are log-probs"
 _WITHOUT_CLASS = "transformers has no class for it, and Anytron runs no code of a model directory (SECURITY.md)"
 _OMNI = "transformers has no class that computes logits from its config: AutoModelForCausalLM refuses it"
@@ -240,7 +246,7 @@ _ROWS = (
         refused=("images", "cache"),
         cacheless=_WINDOW,
     ),
-    Family("gemma4_unified"),
+    Family("gemma4_unified", "Gemma 4 (gemma4_unified)", refused=_FORMATS, obstacle=_UNIFIED),
     Family(
         "internvl",
         "InternVL3, InternVL3.5",
@@ -250,7 +256,7 @@ _ROWS = (
         rotates_whole_heads=True,
     ),
     Family("llama4", "Llama 4", refused=_FORMATS, obstacle=_CHUNKED),
-    Family("minicpmv4_6"),
+    Family("minicpmv4_6", "MiniCPM-V 4.6", refused=_FORMATS, obstacle=_OTHER_IMAGES),
     Family("muse_glimmer", "Muse Glimmer", refused=_FORMATS, obstacle=_CAPPED),
     Family("bailing_hybrid", needs=("fla", "flash-linear-attention")),
     Family(

@@ -24,7 +24,7 @@ SUPPORTED = ">=0.16.1,<0.20"
 """Versions of megatron-core that the engine trains with, as a PEP 440 range: those of ``tox -e mcore016`` to
 ``mcore019``. From 0.17 on Megatron asks for Python 3.12."""
 
-SPARSE_ATTENTION = ">=0.19"
+HAS_SPARSE_ATTENTION = ">=0.19"
 """Releases whose DeepSeek sparse attention takes packed sequences and context parallelism."""
 
 

@@ -30,7 +30,8 @@ MODEL = {
     "head_dim": 32,
     "max_position_embeddings": 64,
 }
-SEES = {"model_type": "qwen3_vl", "text_config": MODEL, "vision_config": {"num_heads": 2}}
+SEES = {"model_type": "qwen3_vl", "text_config": MODEL, "vision_config": {"num_heads": 2, "spatial_merge_size": 2}}
+TENSOR_PARALLEL = "rollout.options.tensor_parallel_size"
 
 
 @pytest.fixture
@@ -175,11 +176,12 @@ def test_a_torchvision_that_cannot_be_imported_is_an_error_with_its_reason(site)
         ({"head_dim": 16}, {}, "model.config.head_dim", "supports head sizes 32, 64, 80"),
         ({"head_dim": None, "hidden_size": 160}, {}, "model.config.head_dim", "not 40"),
         ({"architectures": ["OnlyEmbeds"]}, {}, "model.config", "vLLM 0.32.5 does not implement OnlyEmbeds"),
-        ({}, {"options": {"tensor_parallel_size": 3}}, "rollout.options.tensor_parallel_size", "4 attention heads"),
+        (SEES | {"vision_config": {}}, {}, "model.config", "qwen3_vl, whose images Anytron does not read, with vLLM"),
+        ({}, {"options": {"tensor_parallel_size": 3}}, TENSOR_PARALLEL, "4 attention heads"),
         (
             SEES | {"vision_config": {"num_heads": 3}},
             {"options": {"tensor_parallel_size": 2}},
-            "rollout.options.tensor_parallel_size",
+            TENSOR_PARALLEL,
             "3 heads of the vision tower",
         ),
         (
@@ -188,12 +190,7 @@ def test_a_torchvision_that_cannot_be_imported_is_an_error_with_its_reason(site)
             "rollout.options.engine_args.mm_device_do_normalize",
             "sets this argument itself",
         ),
-        (
-            {"num_key_value_heads": 3},
-            {"options": {"tensor_parallel_size": 2}},
-            "rollout.options.tensor_parallel_size",
-            "3 key",
-        ),
+        ({"num_key_value_heads": 3}, {"options": {"tensor_parallel_size": 2}}, TENSOR_PARALLEL, "3 key"),
         ({}, {"options": {"max_model_len": 8}}, "rollout.options.max_model_len", "leave no room for a prompt"),
         ({}, {"options": {"max_model_len": 65}}, "rollout.options.max_model_len", "the model's context of 64"),
         (

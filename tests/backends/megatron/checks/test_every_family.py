@@ -12,7 +12,7 @@ from anytron.config.schema import ModelSection, RunConfig
 from anytron.device.patches.plan import in_range, installed_version
 from anytron.task.data.vision import load_vision
 from anytron_megatron.models.families import FAMILIES
-from anytron_megatron.models.release import SPARSE_ATTENTION
+from anytron_megatron.models.release import HAS_SPARSE_ATTENTION
 from anytron_megatron.options import transformer_fields
 from anytron_megatron.plugin import MegatronBackend
 
@@ -38,7 +38,7 @@ WRITTEN = {
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True},
     "hy_v3": {"qk_norm": True, "moe_router_use_sigmoid": True, "moe_router_enable_expert_bias": True},
     # transformers writes sizes of heads by layer
-    **{name: {"hidden_size_per_layer_input": 0, "global_head_dim": 32} for name in ("gemma4", "gemma4_unified")},
+    "gemma4": {"hidden_size_per_layer_input": 0, "global_head_dim": 32},
     "minimax_m2": {"scoring_func": "sigmoid"},
     "qwen3_vl_moe": {"moe_intermediate_size": 48},
     "qwen4_exp": {
@@ -137,7 +137,7 @@ def test_what_is_not_refused_is_built(installed):
     sizes = dict(installed["built"])
     contradiction = sizes.pop("sizes of experts and no experts")
     assert re.search(r"(?s)^refused: .*refuse the model.*moe_ffn_hidden_size must be None", contradiction)
-    sparse = in_range(MEGATRON, SPARSE_ATTENTION)
+    sparse = in_range(MEGATRON, HAS_SPARSE_ATTENTION)
     assert {row.model_type for row in FAMILIES.values() if row.proof and sparse >= row.sparse_attention} < sizes.keys()
     assert {name: size for name, size in sizes.items() if not isinstance(size, int)} == {}
     assert 0 < min(sizes.values()) <= max(sizes.values()) < 20e6

@@ -147,7 +147,7 @@ def test_a_config_of_ones_own_gets_the_name_that_transformers_knows(family, know
     refused = refusal({**PUBLISHED[family], "model_type": family})
     assert refused.key == "model.config"
     assert refused.message == f"{family} cannot be trained: transformers has no such model type"
-    assert f'write "{known}"' in refused.fix
+    assert f"set model.config.model_type={known}" in refused.fix
     assert remarks({**PUBLISHED[family], "model_type": known}) == []
 
 
@@ -193,12 +193,19 @@ def test_an_ernie_with_experts_in_other_layers_is_refused(changes, reason):
     assert [reason in message for message in found] == [True] * (reason is not None)
 
 
-@pytest.mark.parametrize("option", ["moe_router_fusion", "moe_router_pre_softmax"])
-def test_an_option_by_which_the_bias_of_an_ernie_would_be_lost_is_refused(option):
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("moe_router_fusion", "ignores the bias"),
+        ("moe_router_pre_softmax", "ignores the bias"),
+        ("moe_router_enable_expert_bias", "Anytron sets this option itself"),
+    ],
+)
+def test_an_option_by_which_the_bias_of_an_ernie_would_be_lost_is_refused(option, reason):
     engine = {"options": {"transformer": {option: True}}}
     refused = refusal(PUBLISHED["ernie4_5_moe"], engine=engine)
     assert refused.key == f"engine.options.transformer.{option}"
-    assert "ignores the bias" in refused.message
+    assert reason in refused.message
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_omni", "qwen3_omni_moe"])
@@ -231,6 +238,20 @@ def test_llama_4_is_refused_because_the_bridge_ignores_its_chunks_and_temperatur
         assert not [file for file, text in bridge_sources().items() if name in text]
 
 
+def test_gemma4_unified_is_refused_because_its_configuration_lacks_what_the_bridge_reads():
+    from transformers import Gemma4UnifiedTextConfig
+
+    assert "enable_moe_block and hidden_size_per_layer_input" in refusal({"model_type": "gemma4_unified"}).message
+    for name in ("enable_moe_block", "hidden_size_per_layer_input"):
+        assert f"text_config.{name}" in bridge_sources()["gemma4.py"]
+        assert not hasattr(Gemma4UnifiedTextConfig(), name)
+
+
+def test_a_kind_of_rotary_embedding_is_taken_for_the_family_that_a_test_compares():
+    wrong = refusal({**CONFIGS["qwen3"], "rope_parameters": {"rope_type": "proportional", "rope_theta": 10000.0}})
+    assert "rotary embeddings of type proportional are not supported" in wrong.message
+
+
 def test_muse_glimmer_is_refused_because_the_bridge_caps_what_its_output_layer_returns():
     assert "caps what its output layer returns" in refusal({"model_type": "muse_glimmer"}).message
     source = bridge_sources()["muse_glimmer.py"]
@@ -246,7 +267,7 @@ LLAMA_INSIDE = {
 
 def test_internvl_with_another_language_model_is_refused():
     wrong = refusal(LLAMA_INSIDE)
-    assert "the language model of this internvl is llama" in wrong.message
+    assert "the language model (text_config) of this internvl is llama" in wrong.message
     assert "(tested: qwen2, qwen3, qwen3_moe)" in wrong.message
 
 

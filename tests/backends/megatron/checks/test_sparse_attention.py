@@ -9,17 +9,17 @@ from anytron.config.schema import RunConfig
 from anytron.device.patches.plan import in_range
 from anytron_conformance.tiny_models import CONFIGS
 from anytron_megatron.checks import sparse_attention
-from anytron_megatron.models.release import SPARSE_ATTENTION
+from anytron_megatron.models.release import HAS_SPARSE_ATTENTION
 from anytron_megatron.plugin import MegatronBackend
 from tests.backends.megatron.checks.test_model import MEGATRON, refusal, remarks
 from tests.backends.megatron.families.published import PUBLISHED
 
 MODELS = ("deepseek_v32", "glm5")
-SUPPORTED = in_range(MEGATRON, SPARSE_ATTENTION)
+SUPPORTED = in_range(MEGATRON, HAS_SPARSE_ATTENTION)
 REASONS = {
     "0.16.1": "0.16.1 lacks fused_qk_topk_naive",
-    "0.17.1": "the sparse attention of 0.17.1 refuses packed sequences",
-    "0.18.2": "the sparse attention of 0.18.2 refuses packed sequences",
+    "0.17.1": "the sparse attention of 0.17.1 does not support packed sequences",
+    "0.18.2": "the sparse attention of 0.18.2 does not support packed sequences",
     "0.19.0": "",
     "0.19.2": "",
 }

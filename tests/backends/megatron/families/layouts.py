@@ -14,7 +14,7 @@ from anytron.device.patches.plan import in_range, installed_version
 from anytron.task.data.model_files import SAME_MODELS
 from anytron_conformance.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES, Family
-from anytron_megatron.models.release import SPARSE_ATTENTION
+from anytron_megatron.models.release import HAS_SPARSE_ATTENTION
 from tests.backends.megatron.families.observe import LEARNING_RATE
 from tests.backends.megatron.families.published import PUBLISHED
 
@@ -97,7 +97,7 @@ class Model:
     @property
     def refused(self) -> bool:
         """Whether the installed megatron-core lacks what it needs."""
-        return self.family.sparse_attention and not in_range(installed_version("megatron-core"), SPARSE_ATTENTION)
+        return self.family.sparse_attention and not in_range(installed_version("megatron-core"), HAS_SPARSE_ATTENTION)
 
     @property
     def config(self) -> dict[str, Any]:

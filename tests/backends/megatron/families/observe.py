@@ -14,9 +14,9 @@ from transformers import AutoConfig
 from anytron.proof.verification.gradients import computed_gradients
 from anytron.proof.verification.hugging_face import ExpectedGradients, expected_gradients
 from anytron.run.trainer.updates import UpdatePlan
+from anytron.task.data.model_files import as_known
 from anytron.task.data.pretrained import model_class, take_latent_epsilon
 from anytron_conformance.tiny_models import IMAGE_TOKEN
-from tests.backends.megatron.families.published import in_transformers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -116,7 +116,7 @@ def observe(ranks: Ranks, model: Path, layout: Layout, truth: Truth, loss: Polic
 
 def hugging_face_logits(model: Path, batch: RaggedBatch, dtype: torch.dtype) -> Tensor:
     """What transformers computes, sequence by sequence: float32 ``[T, V]``."""
-    config = AutoConfig.for_model(**in_transformers(json.loads((model / "config.json").read_text(encoding="utf-8"))))
+    config = AutoConfig.for_model(**as_known(json.loads((model / "config.json").read_text(encoding="utf-8"))))
     computed = model_class(config).from_pretrained(model, config=config, dtype=dtype).eval()
     take_latent_epsilon(computed)
     images = batch.images or [None] * batch.num_sequences

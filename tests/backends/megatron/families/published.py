@@ -2,7 +2,7 @@
 
 ``save_pretrained`` of transformers 5 would rename some of their fields: the directory gets the file in its published
 form. Two published files have a ``model_type`` that transformers knows only with code of the directory: transformers
-makes these models as the type in :data:`IN_TRANSFORMERS`, which the directory does not name.
+makes these models as another type (``anytron.task.data.model_files.SAME_MODELS``), which the directory does not name.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import load_file, save_file
 
+from anytron.task.data.model_files import as_known
 from anytron_conformance.tiny_models import write_random_model
 from tests.backends.megatron.families.published_images import VISION_MODELS
 from tests.backends.megatron.families.published_latent import LATENT_MODELS
@@ -22,13 +23,6 @@ if TYPE_CHECKING:
 
 PUBLISHED: dict[str, dict[str, Any]] = {**LANGUAGE_MODELS, **LATENT_MODELS, **VISION_MODELS}
 """Name -> Hugging Face config, with ``model_type``."""
-IN_TRANSFORMERS = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}
-
-
-def in_transformers(config: dict[str, Any]) -> dict[str, Any]:
-    """The config with a ``model_type`` that transformers knows, and without names of code."""
-    known = IN_TRANSFORMERS.get(config["model_type"], config["model_type"])
-    return {name: value for name, value in config.items() if name != "auto_map"} | {"model_type": known}
 
 
 def turn_experts(file: Path) -> None:
@@ -49,7 +43,7 @@ def write_published_model(name: str, directory: Path) -> Path:
         name: A key of :data:`PUBLISHED`.
         directory: Output directory; created if it does not exist.
     """
-    write_random_model(in_transformers(PUBLISHED[name]), directory)
+    write_random_model(as_known(PUBLISHED[name]), directory)
     if PUBLISHED[name]["model_type"] == "qwen3_vl_moe":
         turn_experts(directory / "model.safetensors")
     if PUBLISHED[name]["model_type"] == "gemma4":

@@ -11,8 +11,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from anytron.config.imports import resolve
+from anytron.task.data.model_files import SAME_MODELS
 from anytron.task.data.pretrained import TOKENIZER
-from tests.backends.megatron.families.published import IN_TRANSFORMERS, PUBLISHED
+from tests.backends.megatron.families.published import PUBLISHED
 from tests.house import ROOT
 
 pytestmark = pytest.mark.families
@@ -41,7 +42,7 @@ def published(tiny_family, tmp_path):
     return make
 
 
-@pytest.mark.parametrize("name", IN_TRANSFORMERS)
+@pytest.mark.parametrize("name", SAME_MODELS)
 def test_a_run_trains_it_and_saves_what_transformers_loads(name, published, tmp_path):
     folder, output = published(name), tmp_path / "run"
     assert json.loads((folder / "config.json").read_text()) == PUBLISHED[name]
@@ -56,7 +57,7 @@ def test_a_run_trains_it_and_saves_what_transformers_loads(name, published, tmp_
     assert len(apart) == 2
     assert max(apart) <= 1e-5
     model, loading = AutoModelForCausalLM.from_pretrained(output / "hf", output_loading_info=True)
-    assert model.config.model_type == IN_TRANSFORMERS[name]
+    assert model.config.model_type == SAME_MODELS[name]
     assert not loading["missing_keys"]
     before, after = load_file(folder / "model.safetensors"), load_file(output / "hf/model.safetensors")
     assert after.keys() == before.keys()
