@@ -188,7 +188,10 @@ def _passes(run: RunConfig, sizes: ParallelSizes, policy: Subject, stage: int, o
     if stage == sizes.pipeline - 1:
         entries = math.ceil(policy.text.get("vocab_size", 0) / sizes.tensor)
         chunk = run.engine.log_prob_chunk_tokens
-        tiles = tile_bytes(tokens=tokens, chunk_tokens=chunk, entries=entries, element=element, hidden=hidden)
+        capped = policy.text.get("final_logit_softcapping") is not None
+        tiles = tile_bytes(
+            tokens=tokens, chunk_tokens=chunk, entries=entries, element=element, hidden=hidden, capped=capped
+        )
         whole = readable(tokens * entries * 4)
         what = f"tiles of the logits of {chunk} tokens x {entries:,} entries; all logits would need {whole}"
         parts.append(MemoryPart("log-probs", tiles, what, "training"))
