@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from anytron.proof.verification.gradients import adapter_gradients, compare_gradients, may_be_frozen
+from anytron.proof.verification.gradients import adapter_gradients, compare_gradients, frozen_reasons, may_be_frozen
 
 NAMES = (
     "model.embed_tokens.weight",
@@ -98,6 +98,14 @@ def test_only_frozen_parts_may_lack_gradients():
     assert may_be_frozen("model.language_model.layers.0.mlp.up_proj.weight", ["language_model"])
     assert not may_be_frozen("lm_head.weight", [])
     assert may_be_frozen("model.layers.0.self_attn.indexer.wk.weight", [])
+
+
+def test_indexers_are_not_counted_as_frozen_by_the_run():
+    counts = frozen_reasons({"model.layers.0.self_attn.indexer.wk.weight", "model.norm.weight", "lm_head.weight"})
+    assert counts == {
+        "frozen (model.freeze)": 2,
+        "of indexers of sparse attention, which choose keys and have no gradient": 1,
+    }
 
 
 def test_adapters_gradients_are_those_of_autograd():

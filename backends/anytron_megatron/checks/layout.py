@@ -123,17 +123,16 @@ def linear_attention_diagnostics(subject: Subject, run: RunConfig) -> Iterator[D
 
 
 def shared_keys_diagnostics(subject: Subject, run: RunConfig) -> Iterator[Diagnostic]:
-    """Check layers that use the keys and values of earlier layers, and have embeddings of tokens (Gemma 4 E2B, E4B)."""
+    """Check Gemma 4 E2B and E4B: layers use keys and values of earlier ones, each has an embedding of each token."""
     shared, embedded = (subject.text.get(name) or 0 for name in ("num_kv_shared_layers", "hidden_size_per_layer_input"))
-    if bool(shared) != bool(
-        embedded
-    ):  # mcore_bridge/model/mm_gpts/gemma4.py, Gemma4TextGPTModel.forward, "not support"
+    # mcore_bridge/model/mm_gpts/gemma4.py, Gemma4TextGPTModel.forward: "not support"
+    if bool(shared) != bool(embedded):
         yield Diagnostic(
             "error",
             subject.key,
             f"num_kv_shared_layers is {shared} and hidden_size_per_layer_input is {embedded}, but mcore-bridge builds "
-            "models with both or with none",
-            "train Gemma 4 with the published sizes",
+            "models in which both are 0, or neither is",
+            "set both to 0 as in Gemma 4 31B, or neither as in Gemma 4 E2B",
         )
     if not shared:
         return
@@ -145,7 +144,7 @@ def shared_keys_diagnostics(subject: Subject, run: RunConfig) -> Iterator[Diagno
         yield Diagnostic("error", _PIPELINE, message, f"set {_PIPELINE}=1")
     if run.parallel.context_parallel_size > 1:
         message = (
-            "layers have embeddings of their tokens, which mcore-bridge does not split over context-parallel ranks"
+            "each layer has an embedding of each token, which mcore-bridge does not split over context-parallel ranks"
         )
         yield Diagnostic("error", _CONTEXT, message, f"set {_CONTEXT}=1")
     if run.engine.recompute != "none":
@@ -161,7 +160,13 @@ def freeze_diagnostics(policy: Subject, run: RunConfig) -> Iterator[Diagnostic]:
         yield Diagnostic("error", "model.freeze", message, "remove model.freeze")
     elif frozen >= (trained := _trained_parts(policy)):
         fix = f"remove {' or '.join(sorted(trained))} from model.freeze"
-        yield Diagnostic("error", "model.freeze", "all parts are frozen, so nothing is trained", fix)
+        message = "all parts are frozen, so nothing is trained"
+        if trained == {"language_model"}:
+            message = (
+                "the language model is frozen, and the other parts are not trained anyway, because Anytron gives "
+                f"{policy.config['model_type']} no images: nothing is trained"
+            )
+        yield Diagnostic("error", "model.freeze", message, fix)
     elif "language_model" in frozen and run.parallel.pipeline_model_parallel_size > 1:
         message = "pipeline stages after the first would train nothing: they hold only the frozen language model"
         yield Diagnostic("error", "model.freeze", message, f"set {_PIPELINE}=1")

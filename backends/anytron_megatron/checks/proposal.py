@@ -30,7 +30,11 @@ _TRIED = {
     "EP": "parallel.data_parallel_size=2 parallel.expert_model_parallel_size=2",
     "LoRA": "model.lora={}",
 }
-"""Overrides with which ``anytron verify`` tries an entry of :data:`COLUMNS` that it did not try."""
+"""Overrides with which ``anytron verify`` tries an entry of :data:`COLUMNS` that it did not try.
+
+The other entries need more than an override: images need data with images; MTP and replay are refused for families that
+no test proves; and ``anytron verify`` refuses generation on the training ranks.
+"""
 
 
 def proposal(run: RunConfig, report: Report) -> Iterator[str]:
@@ -49,10 +53,11 @@ def proposal(run: RunConfig, report: Report) -> Iterator[str]:
     yield ""
     yield f"No test of Anytron proves the family {model_type}."
     passed = {result.name for result in report.results if result.status == "passed"}
-    wrong = [result.name for result in report.results if result.status == "failed"]
-    wrong += [name for name in _NEEDED if name not in passed and name not in wrong]
-    if wrong:
-        yield f"These results do not either: {', '.join(wrong)} did not pass. Send them to {ISSUES}"
+    failed = [result.name for result in report.results if result.status == "failed"]
+    skipped = [name for name in _NEEDED if name not in passed and name not in failed]
+    if failed or skipped:
+        reasons = [f"{what}: {', '.join(names)}" for what, names in (("failed", failed), ("skipped", skipped)) if names]
+        yield f"These results do not prove it ({'; '.join(reasons)}). Send them to {ISSUES}"
         return
     shown = _proven(run, passed)
     yield "These results support this row of backends/anytron_megatron/models/families.py:"
@@ -64,9 +69,10 @@ def proposal(run: RunConfig, report: Report) -> Iterator[str]:
     if others:
         yield f"Not tried: {', '.join(f'{column} ({_TRIED[column]})' for column in others)}"
     yield f"Send the row and the results to {ISSUES}"
+    file = "published_images.py" if subject.config.get("vision_config") else "published_text.py"
     yield (
-        "To prove it, add its configuration with small sizes to tests/backends/megatron/families/published_text.py, "
-        f"its layouts to layouts.py beside it, and the row; then run: tox -e families -- -k {model_type}"
+        f"To prove it, add its configuration with small sizes to tests/backends/megatron/families/{file}, its "
+        f"layouts to layouts.py beside it, and the row; then run: tox -e families -- -k {model_type}"
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.workers.engines.estimates import AttentionLayers, ModelFlops
 from anytron_megatron.checks.subject import Subject
-from anytron_megatron.estimate.tensors import VISION, chosen_share, kind_of, model_shapes
+from anytron_megatron.estimate.tensors import TOWERS, chosen_share, kind_of, model_shapes
 from anytron_megatron.options import MegatronOptions
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def weights_of_a_token(shapes: Shapes, config: Mapping[str, Any], *, head: bool)
     for name, shape in shapes.items():
         kind = kind_of(name)
         matrix = len(shape) > 1 and not name.endswith(".bias") and kind not in _NO_PRODUCT
-        if not matrix or VISION.search(name) or kind in ("embed_tokens", "lm_head"):
+        if not matrix or TOWERS.search(name) or kind in ("embed_tokens", "lm_head"):
             continue
         total += math.prod(shape) * (chosen if ".experts." in name else 1.0)
     return total + (config["vocab_size"] * config["hidden_size"] if head else 0)

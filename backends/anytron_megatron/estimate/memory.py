@@ -148,12 +148,13 @@ def activation_bytes(
     return int(per_token * tokens * element)
 
 
-def tile_bytes(*, tokens: int, chunk_tokens: int, entries: int, element: int, hidden: int) -> int:
+def tile_bytes(*, tokens: int, chunk_tokens: int, entries: int, element: int, hidden: int, capped: bool) -> int:
     """Compute the bytes that the log-prob kernel needs; it makes one tile of the logits at a time.
 
     As in :mod:`anytron.kernels.log_prob`, a tile has as many logits as ``chunk_tokens`` tokens have, or 1024 per token
-    if that is more. There are two tiles in float32 and, if the weight has another type, one in that type. The backward
-    pass also needs the gradient of the hidden states in float32 and the gradient of the weight.
+    if that is more. There are two tiles in float32, a third if the logits are capped, and one in the weight's type if
+    that is not float32. The backward pass also needs the gradient of the hidden states in float32 and the gradient of
+    the weight.
 
     Args:
         tokens: Number of tokens of a micro-batch on this rank.
@@ -161,6 +162,8 @@ def tile_bytes(*, tokens: int, chunk_tokens: int, entries: int, element: int, hi
         entries: Rows of the output layer's weight on this rank.
         element: Bytes of an element of the weight.
         hidden: Size of the hidden states.
+        capped: Whether the model limits its logits (``final_logit_softcapping``).
     """
     tile = min(tokens * entries, max(chunk_tokens * entries, 1024 * tokens))
-    return tile * (4 + 4 + (element if element < 4 else 0)) + tokens * hidden * 4 + entries * hidden * element
+    of_a_logit = 4 * (3 if capped else 2) + (element if element < 4 else 0)
+    return tile * of_a_logit + tokens * hidden * 4 + entries * hidden * element

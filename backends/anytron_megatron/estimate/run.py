@@ -16,7 +16,7 @@ from anytron_megatron.estimate.memory import (
     sharing_ranks,
     tile_bytes,
 )
-from anytron_megatron.estimate.tensors import VISION, adapter_pieces, model_shapes, pieces
+from anytron_megatron.estimate.tensors import TOWERS, adapter_pieces, model_shapes, pieces
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.options import MegatronOptions
 
@@ -188,7 +188,10 @@ def _passes(run: RunConfig, sizes: ParallelSizes, policy: Subject, stage: int, o
     if stage == sizes.pipeline - 1:
         entries = math.ceil(policy.text.get("vocab_size", 0) / sizes.tensor)
         chunk = run.engine.log_prob_chunk_tokens
-        tiles = tile_bytes(tokens=tokens, chunk_tokens=chunk, entries=entries, element=element, hidden=hidden)
+        capped = policy.text.get("final_logit_softcapping") is not None
+        tiles = tile_bytes(
+            tokens=tokens, chunk_tokens=chunk, entries=entries, element=element, hidden=hidden, capped=capped
+        )
         whole = readable(tokens * entries * 4)
         what = f"tiles of the logits of {chunk} tokens x {entries:,} entries; all logits would need {whole}"
         parts.append(MemoryPart("log-probs", tiles, what, "training"))
@@ -197,7 +200,7 @@ def _passes(run: RunConfig, sizes: ParallelSizes, policy: Subject, stage: int, o
 
 def _frozen(piece: Piece, run: RunConfig, policy: Subject) -> bool:
     """Whether a tensor stays as it is: by ``model.freeze``, or in a tower that gets no images."""
-    vision = VISION.search(piece.name) is not None
+    vision = TOWERS.search(piece.name) is not None
     aligner = vision and any(word in piece.name for word in _ALIGNER)
     part = "aligner" if aligner else "vision_tower" if vision else "language_model"
     family = FAMILIES.get(str(policy.config.get("model_type")))

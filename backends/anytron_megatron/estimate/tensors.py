@@ -45,9 +45,10 @@ BUFFERS = ("e_score_correction_bias",)
 
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
-VISION = re.compile(
+TOWERS = re.compile(
     r"(?:^|\.)(?:visual|vision_tower|vision_model|multi_modal_projector|embed_vision|audio_tower|embed_audio)\."
 )
+"""Names of the parts of a model before its language model: towers of images and sound, and what joins them to it."""
 
 COLUMN = frozenset({
     "q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj", "up_proj", "in_proj_qkvz", "in_proj_ba",
@@ -138,7 +139,7 @@ def pieces(shapes: Shapes, config: Mapping[str, Any], sizes: ParallelSizes) -> I
     chunk = max(1, math.ceil(layers / (sizes.pipeline * sizes.virtual_pipeline)))
     last = sizes.pipeline - 1
     for name, shape in shapes.items():
-        vision, layer = VISION.search(name) is not None, LAYER.search(name)
+        vision, layer = TOWERS.search(name) is not None, LAYER.search(name)
         number = None if vision or layer is None else int(layer[1])
         expert = ".experts." in name
         size = math.prod(shape) if vision else _size(name, shape, config, sizes, expert=expert)

@@ -298,11 +298,9 @@ def check_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, bat
         unknown = found.keys() - wanted.keys()
     else:
         what, frozen = "parameters", frozen_weights(found, expected.gradients, config)
-        indexers = {name for name in frozen if INDEXER in name}
         idle = {name for name in wanted.keys() - found.keys() - frozen if not wanted[name].any()}
         reasons = {
-            "frozen (model.freeze)": len(frozen - indexers),
-            "of indexers of sparse attention, which choose keys and have no gradient": len(indexers),
+            **frozen_reasons(frozen),
             "no gradient reaches them, in transformers either": len(idle),
         }
         wanted = {name: gradient for name, gradient in wanted.items() if name not in frozen | idle}
@@ -381,3 +379,12 @@ def computed_gradients(
 def frozen_weights(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], config: RunConfig) -> set[str]:
     """Return the names of weights that have no gradient and need none (:func:`may_be_frozen`)."""
     return {name for name in expected.keys() - found.keys() if may_be_frozen(name, config.model.freeze)}
+
+
+def frozen_reasons(frozen: set[str]) -> dict[str, int]:
+    """Count the weights that :func:`frozen_weights` returns, by the reason why they have no gradient."""
+    indexers = {name for name in frozen if INDEXER in name}
+    return {
+        "frozen (model.freeze)": len(frozen - indexers),
+        "of indexers of sparse attention, which choose keys and have no gradient": len(indexers),
+    }

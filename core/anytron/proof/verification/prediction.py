@@ -19,7 +19,13 @@ from anytron.config.algorithm import AlgorithmSection
 from anytron.config.options import chosen_engines
 from anytron.proof.verification.comparisons import FACTORS
 from anytron.proof.verification.engines import gradient_temperature, plan_of
-from anytron.proof.verification.gradients import compare_gradients, computed_gradients, frozen_weights, own_batch
+from anytron.proof.verification.gradients import (
+    compare_gradients,
+    computed_gradients,
+    frozen_reasons,
+    frozen_weights,
+    own_batch,
+)
 from anytron.proof.verification.hugging_face import LOSS, computed_by_transformers, load_model, published
 from anytron.proof.verification.weights import stored_weights
 from anytron.run.trainer.models import model_directory
@@ -76,7 +82,7 @@ def check_prediction(check: str, config: RunConfig, trainer: TrainingWorkers, ba
         found,
         {**untouched, **{name: gradient for name, gradient in expected.items() if name not in frozen}},
         dtype=dtype,
-        skipped={"frozen (model.freeze)": len(frozen)},
+        skipped=frozen_reasons(frozen),
         what=f"parameters, {len(manifest.optional)} of them the modules',",
         whose="the definition's",
     )

@@ -289,7 +289,7 @@ def test_adapters_of_experts_in_internvl_are_refused_because_peft_does_not_find_
     ("sections", "key", "reason"),
     [
         ({"parallel": {"pipeline_model_parallel_size": 2}}, "parallel.pipeline_model_parallel_size", "padded rows"),
-        ({"parallel": {"context_parallel_size": 2}}, "parallel.context_parallel_size", "embeddings of their tokens"),
+        ({"parallel": {"context_parallel_size": 2}}, "parallel.context_parallel_size", "an embedding of each token"),
         ({"engine": {"recompute": "full"}}, "engine.recompute", "computed again"),
     ],
 )
@@ -308,13 +308,14 @@ def test_the_reasons_for_refusing_shared_keys_hold_in_the_source():
     assert "split_cp" not in source
     text = {**PUBLISHED["gemma4_e2b"]["text_config"], "num_kv_shared_layers": 0}
     wrong = refusal({**PUBLISHED["gemma4_e2b"], "text_config": text})
-    assert "with both or with none" in wrong.message
+    assert "both are 0, or neither is" in wrong.message
 
 
 def test_a_tower_that_gets_no_images_is_no_part_to_train():
     frozen = {"config": PUBLISHED["internvl3_5"], "tokenizer": "t", "freeze": ["language_model"]}
     wrong = refusal(PUBLISHED["internvl3_5"], model=frozen)
     assert (wrong.key, wrong.fix) == ("model.freeze", "remove language_model from model.freeze")
+    assert "gives internvl no images: nothing is trained" in wrong.message
     overlapped = {"engine": {"options": {"overlap_grad_reduce": True}}}
     assert remarks(PUBLISHED["internvl3_5"], **overlapped) == []
     assert "for aligner and vision_tower" in refusal(PUBLISHED["qwen2_vl"], **overlapped).message

@@ -16,6 +16,7 @@ from anytron_megatron.models.families import COLUMNS, FAMILIES, Family
 
 ROOT = Path(__file__).parents[4]
 DENSE, EXPERTS = ROOT / "examples" / "grpo_sort.yaml", ROOT / "examples" / "grpo_moe.yaml"
+IMAGES = ROOT / "examples" / "grpo_count_shapes.yaml"
 COMPARED = ("export-equals-import", "hf-logits", "hf-log-probs", "hf-gradients", "rollout-equals-training")
 
 
@@ -71,17 +72,32 @@ def test_what_was_not_tried_is_tried_by_the_override_that_the_message_names(colu
     assert column in COLUMNS
 
 
+def test_the_message_names_the_file_with_models_of_the_same_kind(monkeypatch):
+    monkeypatch.setitem(FAMILIES, "qwen3", Family("qwen3"))
+    monkeypatch.setitem(FAMILIES, "qwen2_5_vl", Family("qwen2_5_vl"))
+    for example, file in ((DENSE, "published_text.py"), (IMAGES, "published_images.py")):
+        assert f"families/{file}," in [*proposal(load_config(example), report())][-1]
+        assert (ROOT / "tests/backends/megatron/families" / file).is_file()
+
+
 @pytest.mark.usefixtures("unproven")
 def test_a_dense_model_is_not_asked_for_a_split_of_experts():
     assert not any("EP (" in line for line in proposal(load_config(DENSE), report()))
 
 
 @pytest.mark.usefixtures("unproven")
-@pytest.mark.parametrize("found", [report(failed="hf-gradients"), report(skipped="hf-logits"), report(failed="other")])
-def test_no_row_is_proposed_without_the_comparisons_with_transformers(found):
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        (report(failed="hf-gradients"), "(failed: hf-gradients)"),
+        (report(skipped="hf-logits"), "(skipped: hf-logits)"),
+        (report(failed="other", skipped="hf-logits"), "(failed: other; skipped: hf-logits)"),
+    ],
+)
+def test_no_row_is_proposed_without_the_comparisons_with_transformers(found, reason):
     lines = [*proposal(load_config(DENSE), found)]
     assert not any("Family(" in line for line in lines)
-    assert "did not pass" in lines[-1]
+    assert reason in lines[-1]
     assert ISSUES in lines[-1]
 
 

@@ -225,3 +225,15 @@ def test_examples_have_an_estimate(request):
         run = load_config(file)
         if Subject.policy(run).config.get("model_type") in ("qwen3", "qwen3_moe", "deepseek_v3"):
             assert peak(estimate(run).parts) > 0
+
+
+def test_a_cap_of_the_logits_needs_a_third_tile():
+    def log_probs(*overrides: str) -> MemoryPart:
+        run = load_config(ROOT / "examples" / "grpo_sort.yaml", list(overrides))
+        (found,) = [part for part in estimate(run).parts if part.name == "log-probs"]
+        return found
+
+    plain, capped = log_probs(), log_probs("model.config.final_logit_softcapping=30.0")
+    run = load_config(ROOT / "examples" / "grpo_sort.yaml")
+    entries, tokens = run.model.config["vocab_size"], run.engine.max_tokens_per_micro_batch
+    assert capped.size - plain.size == 4 * entries * tokens, "the vocabulary fits in one tile"
