@@ -326,7 +326,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
         return _refused(Refusal(405, "method_not_allowed", f"{path} does not accept {method}; use {allowed}."))
-    message = f"The server has no route {path}; those of models begin with /v1/, for example /v1/chat/completions."
+    message = f"The server has no route {path}; routes of models begin with /v1/, for example /v1/chat/completions."
     return _refused(Refusal(error.status_code, "no_such_route", message))
 
 
