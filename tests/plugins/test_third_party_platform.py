@@ -58,7 +58,7 @@ def test_it_says_what_it_has_decided(session):
     ("answer", "why"),
     [
         (["tile"], "'tile' is not a Decision"),
-        ([Decision("tile", "4", "")] * 2, "their names are tile, tile"),
+        ([Decision("tile", "4", "")] * 2, "more than one has the name tile"),
     ],
 )
 def test_a_platform_that_decides_otherwise_is_named(session, monkeypatch, answer, why):
