@@ -1,8 +1,7 @@
 """Rollout engines that share the prompts of a step.
 
 The state of an engine determines its next call: first it loads new weights, at the same time as all other engines that
-lack them; then it receives requests; then it is polled until they are finished. The driver waits for the next replica
-that returns from a call::
+lack them; then it receives requests; then it is polled until they are finished. The driver waits for a call to end::
 
     queue, longest prompts first -+-> replica 0: load_weights, submit, poll, submit, poll, poll ... -+-> finished
                                   +-> replica 1: load_weights, submit, poll, poll, submit, poll ... -+
@@ -68,10 +67,10 @@ class Generation:
 
 
 class RolloutPool:
-    """The rollout engines. An engine that is lost or returns invalid results is replaced; others take its requests.
+    """The rollout engines. Another process takes the place of one that is lost or returns invalid results.
 
-    Responses depend only on their prompts, their seeds and the weights, so that another process can make the responses
-    of a lost one. A new process receives weights as long as they are available (:meth:`load_weights`).
+    Meanwhile other engines take its requests; the run waits for the new one only if there is no other. Responses depend
+    only on their prompts, their seeds and the weights. A new process receives weights: :meth:`load_weights`.
 
     Args:
         executor: Executor that starts the processes; the constructor does not wait for the engines.
@@ -390,7 +389,8 @@ class RolloutPool:
             raise error
         self._lost(error, "another process takes its place")
         self._queue = [*kept, *self._queue]
-        self._replicas[replica.index] = self._start(replica.index, joins=not replica.awaited)
+        others = any(one.awaited for one in self._replicas if one is not replica)
+        self._replicas[replica.index] = self._start(replica.index, joins=others)
 
     def _abandoned(self, replica: Replica) -> list[GenerationRequest]:
         """End a replica's process; return its requests."""

@@ -322,3 +322,24 @@ def test_a_replica_that_is_lost_while_it_joins_is_replaced_and_not_waited_for():
     assert len(losses.errors) == 1
     assert len(executor.groups) == 3
     assert executor.groups[2].engine.seen, "its successor has joined"
+
+
+def test_a_run_goes_on_if_each_successor_of_a_lost_replica_is_lost_before_its_engine_is_built():
+    class Lost(Engine):
+        def poll(self, seconds):
+            raise ProcessLost("It was killed.")
+
+    class DiesEarly(Engine):
+        def describe(self):
+            raise ProcessLost("It was killed.")
+
+    def make(number, order):
+        return {0: Lost, 1: Engine}.get(number, DiesEarly)(order)
+
+    executor, losses = Executor(make=make), Losses()
+    pool = pool_of(executor, 2, losses)
+    for step in (1, 2, 3):
+        pool.load_weights(weights(step))
+        assert len(pool.finish(pool.begin(PROMPTS, SAMPLING, 4, seed=step))) == len(PROMPTS)
+    assert len(losses.errors) > 3
+    assert not any(group.engine.seen for group in executor.groups[2:])
