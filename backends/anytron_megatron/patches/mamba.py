@@ -59,7 +59,8 @@ class GroupNorm(nn.Module):
         """Normalise ``[..., hidden_size]``, in float32."""
         groups = x.float().unflatten(-1, (-1, self.group_size))
         normed = groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * normed.flatten(-2).to(x.dtype)
+        scaled: Tensor = self.weight * normed.flatten(-2).to(x.dtype)
+        return scaled
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: Mapping[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Patches of attention layers: multi-latent and sparse attention, rotary embeddings, and Gated DeltaNet."""
+"""Patches of attention layers: multi-latent and sparse attention, rotary embeddings, Gated DeltaNet, and Mamba-2."""
 
 from __future__ import annotations
 

@@ -252,8 +252,8 @@ def test_mamba_layers_that_read_other_tokens_are_noticed(
     truth = truth_of(HYBRID)
     one = observe(ranks, tiny_family(HYBRID.name), layout, truth, policy_loss, tmp_path)
     figures = compare(one, one, truth)
-    assert figures.logits > 1e-3
-    assert figures.policy_gradients > 1e-2
+    assert figures.logits > 1e-4
+    assert figures.policy_gradients > 1e-3
     assert figures.unequal == ()
 
 

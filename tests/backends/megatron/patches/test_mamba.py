@@ -74,5 +74,5 @@ class TestLayers:
         assert "(3, 7)" in facts["another shape"]
 
     def test_without_the_patch_there_is_no_layer(self, facts):
-        assert "pip install `mamba-ssm`" in facts["unpatched"]
+        assert "MambaSSM is not installed" in facts["unpatched"]
         assert facts["applied"] == {"megatron.mamba-padding": "applied", "megatron.mamba-kernels": "applied"}
