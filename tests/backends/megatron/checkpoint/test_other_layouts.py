@@ -75,7 +75,7 @@ def test_another_family(family, save, resume, tiny_family):
 TP2_EP2 = {"parallel": {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 2}}
 
 
-@pytest.mark.slow
+@pytest.mark.families
 @pytest.mark.mcore
 @pytest.mark.skipif(
     not in_range(installed_version("megatron-core"), HAS_MAMBA), reason="refused with this megatron-core"

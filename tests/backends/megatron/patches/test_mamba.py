@@ -45,6 +45,7 @@ def facts(run_program, tmp_path_factory):
 
 
 LAYERS = [
+    pytest.mark.families,
     pytest.mark.mcore,
     pytest.mark.skipif(
         not in_range(installed_version("megatron-core"), HAS_MAMBA), reason="refused with this megatron-core"
