@@ -52,8 +52,8 @@ def chunks_of(rows: int, tokens: int, cu_seqlens: Tensor | None, device: torch.d
     Args:
         rows: B.
         tokens: S of each row.
-        cu_seqlens: int32 ``[sequences + 1]`` of packed sequences, whose buffer has one row. None = each row is one. The
-            copy to the host waits for the device, as the layer that calls has done before.
+        cu_seqlens: int32 ``[sequences + 1]`` of packed sequences, whose buffer has one row. None = each row is one. Its
+            copy to the host waits for the device.
         device: Device of the operands.
     """
     lengths = (tokens,) * rows if cu_seqlens is None else tuple(cu_seqlens.diff().tolist()) or (0,)
