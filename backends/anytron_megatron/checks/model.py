@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from anytron.base.errors import did_you_mean
 from anytron.config.diagnostics import Diagnostic
 from anytron.task.data.model_files import SAME_MODELS
+from anytron_megatron.checks.hybrid import hybrid_diagnostics
 from anytron_megatron.checks.sparse_attention import sparse_diagnostics
 from anytron_megatron.models.families import FAMILIES, proved
 from anytron_megatron.options import transformer_fields
@@ -19,12 +20,10 @@ if TYPE_CHECKING:
     from anytron_megatron.models.families import Family
     from anytron_megatron.options import MegatronOptions
 
-_RATED_BY = {
-    "deepseek_v2": 1,
-    **dict.fromkeys(
-        ("deepseek_v3", "deepseek_v32", "dots1", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa"), 2
-    ),
-}
+_BY_TWO = (
+    "deepseek_v3", "deepseek_v32", "dots1", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa", "nemotron_h",
+)  # fmt: skip
+_RATED_BY = {"deepseek_v2": 1, **dict.fromkeys(_BY_TWO, 2)}
 """Number of a group's best experts by which a family rates the group (DeepSeek-V2: https://arxiv.org/abs/2405.04434,
 section 2.2.2; DeepSeek-V3: https://arxiv.org/abs/2412.19437, section 2.1.2, K_r / M = 8 / 4)."""
 
@@ -34,7 +33,7 @@ _GROUPS = {family: {"n_group": 8, "topk_group": 4} for family in ("deepseek_v3",
 
 _SIGMOID = (
     "deepseek_v3", "deepseek_v32", "dots1", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa", "hy_v3",
-    "minimax_m2",
+    "minimax_m2", "nemotron_h",
 )  # fmt: skip
 """Families whose routers score by sigmoid, in Megatron and in transformers."""
 
@@ -113,6 +112,7 @@ def model_diagnostics(subject: Subject, options: MegatronOptions) -> Iterator[Di
         yield Diagnostic("error", key, f"{family} cannot be trained: {obstacle[0]}", obstacle[1])
         return
     yield from sparse_diagnostics(key, row, subject.text, options)
+    yield from hybrid_diagnostics(key, row, subject.text)
     inner = str(subject.text.get("model_type", "of no model_type")) if row.language_models else family
     if row.language_models and inner not in row.language_models:
         yield Diagnostic(

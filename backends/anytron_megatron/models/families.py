@@ -39,6 +39,7 @@ class Family:
         proof: Entries of :data:`COLUMNS` that a test proves: equal to Hugging Face, and to the other layouts.
         refused: Entries of :data:`COLUMNS` that the checks refuse.
         sparse_attention: Whether it has DeepSeek sparse attention, which runs with megatron-core 0.19 and later.
+        hybrid: Whether it has Mamba-2 layers, in a ``HybridModel``, which run with megatron-core 0.19 and later.
         runs_model_code: Whether mcore-bridge imports Python files of the model directory to build it.
         obstacle: Why no configuration can train it; empty if one can.
         wanted: Fields of the language model that mcore-bridge needs, and whose default in transformers is null.
@@ -58,6 +59,7 @@ class Family:
     proof: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     sparse_attention: bool = False
+    hybrid: bool = False
     runs_model_code: bool = False
     obstacle: str = ""
     wanted: tuple[str, ...] = ()
@@ -85,6 +87,7 @@ _PUBLISHED = (*_DENSE, "VPP")
 _PUBLISHED_EXPERTS = (*_PUBLISHED, "EP", "replay")
 _PUBLISHED_IMAGES = (*_DENSE, "images")
 _NO_STATE = "mcore-bridge's Gated DeltaNet keeps no state from one forward pass to the next"
+_NO_STATES = "no test compares the states that Megatron's Mamba layers keep with their forward pass"
 _NO_KEYS = "mcore-bridge's sparse attention keeps no keys from one forward pass to the next"
 _WINDOW = "no test compares a cache of layers with a sliding window with their forward pass"
 _NO_IMAGES = "no test generates from images with a cache"
@@ -102,10 +105,6 @@ _OTHER_IMAGES = (
 _CAPPED = "mcore-bridge multiplies and caps what its output layer returns, which here are log-probs"
 _WITHOUT_CLASS = "transformers has no class for it, and Anytron runs no code of a model directory (SECURITY.md)"
 _OMNI = "transformers has no class that computes logits from its config: AutoModelForCausalLM refuses it"
-_MAMBA = (
-    "mcore-bridge builds it of Megatron's Mamba layers, with megatron-core 0.18 and later, and these layers need the "
-    "package mamba-ssm, whose kernels no test has run"
-)
 _INDEXER = ("indexer_n_heads", "indexer_kv_heads", "indexer_head_dim", "indexer_budget", "indexer_compress_ratio")
 
 _ROWS = (
@@ -270,7 +269,7 @@ _ROWS = (
     Family("bailing_moe", "Ling", refused=_FORMATS, obstacle=_WITHOUT_CLASS),
     Family("qwen2_5_omni", "Qwen2.5-Omni", refused=_FORMATS, obstacle=_OMNI),
     Family("qwen3_omni_moe", "Qwen3-Omni", refused=_FORMATS, obstacle=_OMNI),
-    Family("nemotron_h", "Nemotron-3", refused=_FORMATS, obstacle=_MAMBA),
+    Family("nemotron_h", "Nemotron-3", (*_DENSE, "EP"), refused=("cache",), hybrid=True, cacheless=_NO_STATES),
 )  # fmt: skip
 
 FAMILIES: Mapping[str, Family] = {row.model_type: row for row in _ROWS}

@@ -58,6 +58,8 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
         attention.DELTA_NET_CONTEXT: bridge,
         attention.DELTA_NET_GRADIENTS: bridge,
         attention.DELTA_NET_KERNELS: bridge and not flash_linear_attention,
+        attention.MAMBA_PADDING: bridge,
+        attention.MAMBA_KERNELS: bridge,
         attention.YARN_DEVICE: redirected,
         attention.MLA_PACKED_ROTARY: of_megatron,
         attention.MLA_PACKED_QKV: of_megatron,

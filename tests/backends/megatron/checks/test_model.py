@@ -6,7 +6,7 @@ import re
 import pytest
 
 from anytron.config.schema import ModelSection, RunConfig
-from anytron.device.patches.plan import in_range, installed_version
+from anytron.device.patches.plan import installed_version
 from anytron.task.data.model_files import SAME_MODELS, as_known
 from anytron_conformance.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES
@@ -40,9 +40,14 @@ def test_the_families_of_the_tests_are_not_remarked_on(family):
     assert remarks(CONFIGS[family]) == []
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, model in PUBLISHED.items() if not FAMILIES[model["model_type"]].sparse_attention]
-)
+ANY_RELEASE = [
+    name
+    for name, model in PUBLISHED.items()
+    if not (FAMILIES[model["model_type"]].sparse_attention or FAMILIES[model["model_type"]].hybrid)
+]
+
+
+@pytest.mark.parametrize("name", ANY_RELEASE)
 def test_published_configurations_are_not_remarked_on(name):
     assert remarks(as_known(PUBLISHED[name])) == []  # as config.json of a directory is read
 
@@ -163,20 +168,6 @@ def test_the_reasons_for_the_patches_of_ernie_with_experts_still_hold():
     assert "softmax" not in allowed
     (root,) = find_spec("mcore_bridge").submodule_search_locations
     assert not [path for path in Path(root).rglob("*.py") if "moe_statics" in path.read_text()]
-
-
-def test_the_reason_for_refusing_mamba_layers_still_holds():
-    from importlib.util import find_spec
-    from pathlib import Path
-
-    megatron = Path(*find_spec("megatron").submodule_search_locations)
-    assert "MambaSSM is not installed" in (megatron / "core/ssm/mamba_mixer.py").read_text()
-    (root,) = find_spec("mcore_bridge").submodule_search_locations
-    builds = (Path(root) / "model/gpts/nemotron_h.py").read_text()
-    assert "from megatron.core.ssm.mamba_layer import MambaLayer" in builds
-    assert "if _HYBRID_MODEL_AVAILABLE:" in builds
-    assert (megatron / "core/models/hybrid").is_dir() == in_range(MEGATRON, ">=0.18")
-    assert "mamba-ssm" in refusal({"model_type": "nemotron_h"}).message
 
 
 @pytest.mark.parametrize(

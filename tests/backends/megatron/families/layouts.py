@@ -14,7 +14,7 @@ from anytron.device.patches.plan import in_range, installed_version
 from anytron.task.data.model_files import SAME_MODELS
 from anytron_conformance.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES, Family
-from anytron_megatron.models.release import HAS_SPARSE_ATTENTION
+from anytron_megatron.models.release import HAS_MAMBA, HAS_SPARSE_ATTENTION
 from tests.backends.megatron.families.observe import LEARNING_RATE
 from tests.backends.megatron.families.published import PUBLISHED
 
@@ -54,6 +54,7 @@ PP2_CP2_PADDED = Layout("PP2, CP2, recomputed, padded", PP2_CP2.parallel, {"reco
 DP2 = Layout("DP2", {"data_parallel_size": 2})
 EP2 = Layout("EP2", {"data_parallel_size": 2, "expert_model_parallel_size": 2})
 TP2_EP2 = Layout("TP2, EP2", {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 2})
+TP2_CP2_EP2 = Layout("TP2, CP2, EP2", {**TP2_EP2.parallel, **CP2.parallel})
 TP2_EP2_PADDED = Layout("TP2, EP2, padded", TP2_EP2.parallel, PADDED)
 
 ONE_RANK = (ONE, ONE_PADDED)
@@ -97,7 +98,8 @@ class Model:
     @property
     def refused(self) -> bool:
         """Whether the installed megatron-core lacks what it needs."""
-        return self.family.sparse_attention and not in_range(installed_version("megatron-core"), HAS_SPARSE_ATTENTION)
+        needs = [(self.family.sparse_attention, HAS_SPARSE_ATTENTION), (self.family.hybrid, HAS_MAMBA)]
+        return any(lacks and not in_range(installed_version("megatron-core"), release) for lacks, release in needs)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -154,6 +156,12 @@ PUBLISHED_MODELS = (
     Model("glm4_moe_lite", "GLM-4.7-Flash", PUBLISHED_EXPERTS, quick=()),
     Model("deepseek_v32", "DeepSeek-V3.2", (*PUBLISHED_EXPERTS, CP2_PADDED, TP2_CP2, PP2_CP2), quick=()),
     Model("glm5", "GLM-5", PUBLISHED_EXPERTS, quick=()),
+    Model(
+        "nemotron3",
+        "Nemotron-3",
+        (*ONE_RANK, EP2, TP2_EP2, TP2_EP2_PADDED, PP2, CP2, CP2_PADDED, TP2_CP2_EP2, PP2_CP2, PP2_CP2_PADDED),
+        quick=(),
+    ),
     Model("qwen2_vl", "Qwen2-VL, images", PUBLISHED_IMAGES, quick=()),
     Model("qwen3_vl_moe", "Qwen3-VL-MoE, images", PUBLISHED_IMAGE_EXPERTS, quick=()),
     Model("glm4v", "GLM-4.1V, images", PUBLISHED_IMAGES, quick=()),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors.torch import load_file, save_file
 
 from anytron.task.data.model_files import as_known
@@ -48,6 +49,8 @@ def write_published_model(name: str, directory: Path) -> Path:
         turn_experts(directory / "model.safetensors")
     if PUBLISHED[name]["model_type"] == "gemma4":
         _soften(directory / "model.safetensors")
+    if PUBLISHED[name]["model_type"] == "nemotron_h":
+        _lengthen(directory / "model.safetensors")
     (directory / "config.json").write_text(json.dumps(PUBLISHED[name], indent=1), encoding="utf-8")
     return directory
 
@@ -58,4 +61,16 @@ def _soften(file: Path) -> None:
     for name in weights:
         if name.endswith("self_attn.q_norm.weight"):
             weights[name] = weights[name] / 4
+    save_file(weights, file, {"format": "pt"})
+
+
+def _lengthen(file: Path) -> None:
+    """Let the heads of Nemotron-3 take steps of 0.05 to 0.7: random ones would hardly write into their states.
+
+    transformers bounds steps by ``time_step_min``, 0.001; Megatron and vLLM do not.
+    """
+    weights = load_file(file)
+    for name in weights:
+        if name.endswith("dt_bias"):
+            weights[name] = torch.linspace(-3, 0, len(weights[name]))
     save_file(weights, file, {"format": "pt"})
