@@ -9,7 +9,7 @@ from anytron.base.errors import did_you_mean
 from anytron.config.diagnostics import Diagnostic
 from anytron.task.data.model_files import SAME_MODELS
 from anytron_megatron.checks.sparse_attention import sparse_diagnostics
-from anytron_megatron.models.families import FAMILIES, proved
+from anytron_megatron.models.families import FAMILIES, family_of, proved
 from anytron_megatron.options import transformer_fields
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def model_diagnostics(subject: Subject, options: MegatronOptions) -> Iterator[Di
     if not subject.config:
         return
     key, family = subject.key, str(subject.config.get("model_type"))
-    row = FAMILIES.get(family)
+    row = family_of(subject.config)
     if row is None:
         near = did_you_mean(family, FAMILIES)
         field = f"correct model_type in the model's config.json ({near}), or {_ANOTHER}" if near else _ANOTHER
@@ -162,7 +162,7 @@ def _obstacle(row: Family, text: Mapping[str, Any]) -> tuple[str, str] | None:
 
 def prediction_diagnostics(policy: Subject, options: MegatronOptions) -> Iterator[Diagnostic]:
     """Check that the model's multi-token prediction modules can be trained, if the run trains them."""
-    family = FAMILIES.get(str(policy.config.get("model_type")))
+    family = family_of(policy.config)
     if options.mtp_loss_coefficient == 0.0 or family is None:
         return
     key = "engine.options.mtp_loss_coefficient"

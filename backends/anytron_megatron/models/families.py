@@ -278,6 +278,17 @@ FAMILIES: Mapping[str, Family] = {row.model_type: row for row in _ROWS}
 0.19 only). A test compares this table with mcore-bridge, whose import imports Megatron."""
 
 
+def family_of(config: Mapping[str, Any]) -> Family | None:
+    """Return the row of a model, from the fields of its ``config.json``; None if mcore-bridge cannot build it."""
+    return FAMILIES.get(str(config.get("model_type")))
+
+
+def has_idle_tower(config: Mapping[str, Any]) -> bool:
+    """Return whether a model's towers of images and sound, if it has any, get none, and so are not trained."""
+    family = family_of(config)
+    return family is not None and not family.takes_images
+
+
 def proved(column: str) -> str:
     """Return the model types for which tests prove an entry of :data:`COLUMNS`, as text for error messages."""
     return ", ".join(sorted(row.model_type for row in _ROWS if column in row.proof))

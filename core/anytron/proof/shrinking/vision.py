@@ -35,6 +35,8 @@ def new_vision_sizes(known: Mapping[str, Any], width: int, new_width: int) -> di
     chosen: dict[str, Any] = {
         **dict.fromkeys(HEADS, new_heads),
         **{name: new_width for name in ("hidden_size", "out_hidden_size") if known.get(name) == width},
+        "num_key_value_heads": new_heads,
+        **dict.fromkeys(("head_dim", "global_head_dim"), HEAD_DIM),
         tower: new_heads * HEAD_DIM,
         **_places(known, depth),
         "patch_size": PATCH,
