@@ -22,7 +22,7 @@ COMPARED = {
     "packed-equals-padded",
 }
 
-LAYERS = {"gemma-4-26B-A4B-it": 6}
+LAYERS = dict.fromkeys(("gemma-4-12B-it", "gemma-4-26B-A4B-it"), 6)
 """Layers that stay, if not 4: that is the period of their pattern."""
 
 pytestmark = pytest.mark.slow

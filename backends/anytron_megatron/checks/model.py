@@ -43,8 +43,8 @@ _ANOTHER = "train a model of another family; docs/reference/families.md lists th
 _ROPE_TYPES = {"default", "mrope", "linear", "llama3", "yarn"}
 """Kinds of rotary embedding that tests compare with Hugging Face's."""
 
-_OWN_ROPE_TYPES = {"gemma4": {"proportional"}}
-"""Further kinds that a test compares for one family."""
+_OWN_ROPE_TYPES = {"gemma4": {"proportional"}, "gemma4_unified": {"proportional"}}
+"""Further kinds that a test compares for some families."""
 
 _REFUSED: Mapping[str, tuple[str, str]] = {
     "mtp_detach_heads": (

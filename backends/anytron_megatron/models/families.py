@@ -93,9 +93,6 @@ _CHUNKED = (
     "its layers attend to chunks of attention_chunk_size tokens and scale queries by their position "
     "(attn_temperature_tuning), and mcore-bridge does neither"
 )
-_UNIFIED = (
-    "mcore-bridge reads enable_moe_block and hidden_size_per_layer_input, which its configuration in transformers lacks"
-)
 _OTHER_IMAGES = (
     "it does not read images as patches with a grid, as Qwen2-VL and its successors do, and no test compares it on text"
 )
@@ -106,7 +103,10 @@ _MAMBA = (
     "mcore-bridge builds it of Megatron's Mamba layers, with megatron-core 0.18 and later, and these layers need the "
     "package mamba-ssm, whose kernels no test has run"
 )
-_INDEXER = ("indexer_n_heads", "indexer_kv_heads", "indexer_head_dim", "indexer_budget", "indexer_compress_ratio")
+_N_GRAMS = (
+    "mcore-bridge computes its attention in packed sequences with Triton kernels, which no test has run, and exports "
+    "its table of n-grams in split_ngram_parts tensors, where a rollout engine has one"
+)
 
 _ROWS = (
     Family(
@@ -246,7 +246,7 @@ _ROWS = (
         refused=("images", "cache"),
         cacheless=_WINDOW,
     ),
-    Family("gemma4_unified", "Gemma 4 (gemma4_unified)", refused=_FORMATS, obstacle=_UNIFIED),
+    Family("gemma4_unified", "Gemma 4 12B", (*_PUBLISHED, "LoRA"), refused=("images", "cache"), cacheless=_WINDOW),
     Family(
         "internvl",
         "InternVL3, InternVL3.5",
@@ -265,7 +265,7 @@ _ROWS = (
         refused=_FORMATS,
         obstacle="mcore-bridge takes its audio encoder from the package qwen-asr, which wants transformers before 5.0",
     ),
-    Family("qwen4_exp", wanted=("eos_token_id", *_INDEXER)),
+    Family("qwen4_exp", "Qwen4-Exp", refused=_FORMATS, obstacle=_N_GRAMS),
     Family("deepseek", "DeepSeekMoE", refused=_FORMATS, obstacle=_WITHOUT_CLASS),
     Family("bailing_moe", "Ling", refused=_FORMATS, obstacle=_WITHOUT_CLASS),
     Family("qwen2_5_omni", "Qwen2.5-Omni", refused=_FORMATS, obstacle=_OMNI),

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _FAMILIES = ("gemma4", "gemma4_unified")
 _PLACES = ("image_token_id", "video_token_id", "audio_token_id")
 """Fields of a configuration that number the places of images, videos and sound in a text."""
+_ABSENT = {"enable_moe_block": False, "hidden_size_per_layer_input": 0}
+"""Fields that transformers' configuration of ``gemma4_unified`` lacks: what it has in their place."""
 
 
 def name_head_sizes(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
@@ -23,7 +25,9 @@ def name_head_sizes(original: Callable[..., dict[str, Any]]) -> Callable[..., di
 
     mcore-bridge reads ``head_dim`` and ``num_key_value_heads`` of sliding layers, and ``global_head_dim`` and
     ``num_global_key_value_heads`` of the others. transformers keeps the latter two in ``per_layer_config`` only, and
-    refuses to read the former two where layers differ. The configuration that the caller holds is not changed.
+    refuses to read the former two where layers differ. It reads ``enable_moe_block`` and
+    ``hidden_size_per_layer_input`` of ``gemma4_unified`` too, which has neither experts nor embeddings for each layer,
+    and so no such fields. The configuration that the caller holds is not changed.
     """
 
     @functools.wraps(original)
@@ -37,6 +41,9 @@ def name_head_sizes(original: Callable[..., dict[str, Any]]) -> Callable[..., di
         text.per_layer_config = None
         text.global_head_dim, text.num_global_key_value_heads = head_dim, groups
         named.hidden_size = text.hidden_size
+        for name, value in _ABSENT.items():
+            if not hasattr(text, name):
+                setattr(text, name, value)
         return original(named)
 
     return hf_to_mcore_config

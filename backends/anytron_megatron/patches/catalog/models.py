@@ -111,7 +111,8 @@ HEAD_SIZES = Patch(
     requires=BRIDGE_VERSIONS,
     reason=(
         "Gemma 4's configuration cannot be read: mcore-bridge asks it for global_head_dim, which transformers keeps by "
-        "layer, and for head_dim, which transformers refuses to name where layers differ"
+        "layer, for head_dim, which transformers refuses to name where layers differ, and, of gemma4_unified, for "
+        "enable_moe_block and hidden_size_per_layer_input, which that class lacks"
     ),
     upstream="mcore_bridge/model/mm_gpts/gemma4.py, lines 82 and 168 to 177; transformers, configuration_gemma4.py",
     remove_when="mcore-bridge reads text_config.per_layer_config",

@@ -39,12 +39,9 @@ WRITTEN = {
     "hy_v3": {"qk_norm": True, "moe_router_use_sigmoid": True, "moe_router_enable_expert_bias": True},
     # transformers writes sizes of heads by layer
     "gemma4": {"hidden_size_per_layer_input": 0, "global_head_dim": 32},
+    "gemma4_unified": {"global_head_dim": 32},
     "minimax_m2": {"scoring_func": "sigmoid"},
     "qwen3_vl_moe": {"moe_intermediate_size": 48},
-    "qwen4_exp": {
-        "eos_token_id": 2, "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 64,
-        "indexer_compress_ratio": 4,
-    },
 }  # fmt: skip
 
 

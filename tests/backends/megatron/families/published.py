@@ -46,7 +46,7 @@ def write_published_model(name: str, directory: Path) -> Path:
     write_random_model(as_known(PUBLISHED[name]), directory)
     if PUBLISHED[name]["model_type"] == "qwen3_vl_moe":
         turn_experts(directory / "model.safetensors")
-    if PUBLISHED[name]["model_type"] == "gemma4":
+    if PUBLISHED[name]["model_type"] in ("gemma4", "gemma4_unified"):
         _soften(directory / "model.safetensors")
     (directory / "config.json").write_text(json.dumps(PUBLISHED[name], indent=1), encoding="utf-8")
     return directory

@@ -24,7 +24,7 @@ def rows_of(fields):
     return [[2, 5, 7, image, image, 9, video, 0, 11, sound, *range(12, 18)], [2, 0, *range(20, 34)]]
 
 
-@pytest.fixture(scope="module", params=["gemma4_31b", "gemma4_e2b"])
+@pytest.fixture(scope="module", params=["gemma4_31b", "gemma4_e2b", "gemma4_12b"])
 def case(request, run_program, tmp_path_factory):
     directory = write_published_model(request.param, tmp_path_factory.mktemp(request.param))
     rows = rows_of(PUBLISHED[request.param])
