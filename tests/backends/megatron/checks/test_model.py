@@ -253,15 +253,6 @@ def test_qwen4_exp_is_refused_because_packed_sequences_need_triton_and_its_table
     assert Qwen4ExpTextConfig().split_ngram_parts > 1
 
 
-def test_the_configuration_of_gemma_4_12b_lacks_what_the_bridge_reads():
-    """The patch ``megatron.mcore-bridge-head-sizes`` gives it these fields."""
-    from transformers import Gemma4UnifiedTextConfig
-
-    for name in ("enable_moe_block", "hidden_size_per_layer_input"):
-        assert f"text_config.{name}" in bridge_sources()["model/mm_gpts/gemma4.py"]
-        assert not hasattr(Gemma4UnifiedTextConfig(), name)
-
-
 def test_a_kind_of_rotary_embedding_is_taken_for_the_family_that_a_test_compares():
     wrong = refusal({**CONFIGS["qwen3"], "rope_parameters": {"rope_type": "proportional", "rope_theta": 10000.0}})
     assert "rotary embeddings of type proportional are not supported" in wrong.message

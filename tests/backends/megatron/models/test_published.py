@@ -5,6 +5,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+from transformers import Gemma4UnifiedTextConfig
 
 from anytron_megatron.models.configuration import COMPLETED, completed
 
@@ -61,6 +62,13 @@ def test_the_bridge_asserts_nothing_else_of_a_configuration():
         if isinstance(node, ast.Assert)
     }
     assert asserted == ASSERTED
+
+
+def test_the_configuration_of_gemma_4_12b_lacks_what_the_bridge_reads():
+    """The patch ``megatron.mcore-bridge-head-sizes`` gives it these fields."""
+    for name in ("enable_moe_block", "hidden_size_per_layer_input"):
+        assert f"text_config.{name}" in (SOURCE / "model/mm_gpts/gemma4.py").read_text()
+        assert not hasattr(Gemma4UnifiedTextConfig(), name)
 
 
 @pytest.mark.parametrize("lacks", sorted(COMPLETED))
