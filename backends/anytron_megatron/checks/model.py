@@ -10,7 +10,7 @@ from anytron.config.diagnostics import Diagnostic
 from anytron.task.data.model_files import SAME_MODELS
 from anytron_megatron.checks.hybrid import hybrid_diagnostics
 from anytron_megatron.checks.sparse_attention import sparse_diagnostics
-from anytron_megatron.models.families import FAMILIES, proved
+from anytron_megatron.models.families import FAMILIES, family_of, proved
 from anytron_megatron.options import transformer_fields
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ _ANOTHER = "train a model of another family; docs/reference/families.md lists th
 _ROPE_TYPES = {"default", "mrope", "linear", "llama3", "yarn"}
 """Kinds of rotary embedding that tests compare with Hugging Face's."""
 
-_OWN_ROPE_TYPES = {"gemma4": {"proportional"}}
-"""Further kinds that a test compares for one family."""
+_OWN_ROPE_TYPES = {"gemma4": {"proportional"}, "gemma4_unified": {"proportional"}}
+"""Further kinds that a test compares for some families."""
 
 _REFUSED: Mapping[str, tuple[str, str]] = {
     "mtp_detach_heads": (
@@ -88,7 +88,7 @@ def model_diagnostics(subject: Subject, options: MegatronOptions) -> Iterator[Di
     if not subject.config:
         return
     key, family = subject.key, str(subject.config.get("model_type"))
-    row = FAMILIES.get(family)
+    row = family_of(subject.config)
     if row is None:
         near = did_you_mean(family, FAMILIES)
         field = f"correct model_type in the model's config.json ({near}), or {_ANOTHER}" if near else _ANOTHER
@@ -162,7 +162,7 @@ def _obstacle(row: Family, text: Mapping[str, Any]) -> tuple[str, str] | None:
 
 def prediction_diagnostics(policy: Subject, options: MegatronOptions) -> Iterator[Diagnostic]:
     """Check that the model's multi-token prediction modules can be trained, if the run trains them."""
-    family = FAMILIES.get(str(policy.config.get("model_type")))
+    family = family_of(policy.config)
     if options.mtp_loss_coefficient == 0.0 or family is None:
         return
     key = "engine.options.mtp_loss_coefficient"

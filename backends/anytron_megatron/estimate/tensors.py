@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from anytron.base.errors import ConfigError
-from anytron.task.data.model_files import read_config
+from anytron.task.data.model_files import CHOSEN_EXPERTS, EXPERT_COUNTS, read_config
 from anytron.task.data.weight_headers import DamagedFileError, read_header
 from anytron_megatron.lora.names import ALL_LINEAR, LAYERS
-from anytron_megatron.models.families import FAMILIES
+from anytron_megatron.models.families import family_of
 from anytron_megatron.models.weight_names import (
     LM_HEAD,
     SCORE_HEAD,
@@ -105,7 +105,7 @@ def model_shapes(subject: Subject, *, predicts_ahead: bool) -> Shapes:
     """
     if subject.path is not None and not subject.config:
         read_config(subject.path)  # says why there is none
-    family = FAMILIES.get(subject.config.get("model_type", ""))
+    family = family_of(subject.config)
     shapes = None if family is None or predicts_ahead else family.tensors(subject.config)
     shapes = with_score_head(shapes) if shapes and subject.scores else shapes
     if shapes is None and subject.path is not None:
@@ -178,8 +178,10 @@ def kind_of(name: str) -> str:
 
 def chosen_share(config: Mapping[str, Any]) -> float:
     """Return the share of a layer's routed experts that process a token; 1 for a dense model."""
-    experts = config.get("num_experts") or config.get("n_routed_experts") or config.get("num_local_experts") or 1
-    return float((config.get("num_experts_per_tok") or 1) / experts)
+    experts, chosen = (
+        next((config[name] for name in names if config.get(name)), 1) for names in (EXPERT_COUNTS, CHOSEN_EXPERTS)
+    )
+    return float(chosen / experts)
 
 
 def _in_files(directory: Path) -> Shapes:

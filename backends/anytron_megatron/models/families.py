@@ -96,16 +96,16 @@ _CHUNKED = (
     "its layers attend to chunks of attention_chunk_size tokens and scale queries by their position "
     "(attn_temperature_tuning), and mcore-bridge does neither"
 )
-_UNIFIED = (
-    "mcore-bridge reads enable_moe_block and hidden_size_per_layer_input, which its configuration in transformers lacks"
-)
 _OTHER_IMAGES = (
     "it does not read images as patches with a grid, as Qwen2-VL and its successors do, and no test compares it on text"
 )
 _CAPPED = "mcore-bridge multiplies and caps what its output layer returns, which here are log-probs"
 _WITHOUT_CLASS = "transformers has no class for it, and Anytron runs no code of a model directory (SECURITY.md)"
 _OMNI = "transformers has no class that computes logits from its config: AutoModelForCausalLM refuses it"
-_INDEXER = ("indexer_n_heads", "indexer_kv_heads", "indexer_head_dim", "indexer_budget", "indexer_compress_ratio")
+_N_GRAMS = (
+    "mcore-bridge computes its attention in packed sequences with Triton kernels, which no test has run, and exports "
+    "its table of n-grams in split_ngram_parts tensors, where a rollout engine has one"
+)
 
 _ROWS = (
     Family(
@@ -245,7 +245,7 @@ _ROWS = (
         refused=("images", "cache"),
         cacheless=_WINDOW,
     ),
-    Family("gemma4_unified", "Gemma 4 (gemma4_unified)", refused=_FORMATS, obstacle=_UNIFIED),
+    Family("gemma4_unified", "Gemma 4 12B", (*_PUBLISHED, "LoRA"), refused=("images", "cache"), cacheless=_WINDOW),
     Family(
         "internvl",
         "InternVL3, InternVL3.5",
@@ -264,7 +264,7 @@ _ROWS = (
         refused=_FORMATS,
         obstacle="mcore-bridge takes its audio encoder from the package qwen-asr, which wants transformers before 5.0",
     ),
-    Family("qwen4_exp", wanted=("eos_token_id", *_INDEXER)),
+    Family("qwen4_exp", "Qwen4-Exp", refused=_FORMATS, obstacle=_N_GRAMS),
     Family("deepseek", "DeepSeekMoE", refused=_FORMATS, obstacle=_WITHOUT_CLASS),
     Family("bailing_moe", "Ling", refused=_FORMATS, obstacle=_WITHOUT_CLASS),
     Family("qwen2_5_omni", "Qwen2.5-Omni", refused=_FORMATS, obstacle=_OMNI),
@@ -275,6 +275,17 @@ _ROWS = (
 FAMILIES: Mapping[str, Family] = {row.model_type: row for row in _ROWS}
 """Every ``model_type`` that mcore-bridge 1.6.5 registers with megatron-core 0.16 to 0.19 (``nemotron_h``: with 0.18 and
 0.19 only). A test compares this table with mcore-bridge, whose import imports Megatron."""
+
+
+def family_of(config: Mapping[str, Any]) -> Family | None:
+    """Return the row of a model, from the fields of its ``config.json``; None if mcore-bridge cannot build it."""
+    return FAMILIES.get(str(config.get("model_type")))
+
+
+def has_idle_tower(config: Mapping[str, Any]) -> bool:
+    """Return whether a model's towers of images and sound, if it has any, get none, and so are not trained."""
+    family = family_of(config)
+    return family is not None and not family.takes_images
 
 
 def proved(column: str) -> str:

@@ -10,7 +10,7 @@ from anytron.base.errors import ConfigError
 from anytron.config.diagnostics import Diagnostic
 from anytron.task.data.model_files import read_object
 from anytron.task.data.weight_headers import DamagedFileError, read_header
-from anytron_megatron.models.families import FAMILIES
+from anytron_megatron.models.families import family_of
 from anytron_megatron.models.weight_names import (
     LM_HEAD,
     may_stay_unread,
@@ -79,7 +79,7 @@ def _faults(directory: Path, config: Mapping[str, Any], *, scores: bool) -> Iter
             faults.append((f"{name} lacks {listed(absent)}, which should be in it by {INDEX}", _DOWNLOAD))
         shapes |= {published_name(name): shape for name, shape in found.items()}
     yield from faults
-    family = FAMILIES.get(config.get("model_type", ""))
+    family = family_of(config)
     expected = None if family is None else family.tensors(config)
     expected = with_score_head(expected) if expected and scores else expected
     # Without all headers every tensor of a damaged file would be called missing.

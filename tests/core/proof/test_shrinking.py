@@ -22,12 +22,14 @@ SIZES = (  # noqa: SIM905
     "moe_intermediate_size shared_expert_intermediate_size n_routed_experts num_experts num_local_experts "
     "num_experts_per_tok experts_per_token kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim "
     "rotary_dim sliding_window max_window_layers first_k_dense_replace layer_types attn_type_list n_group topk_group "
-    "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim rope_scaling rope_parameters"
+    "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim rope_scaling "
+    "rope_parameters global_head_dim num_global_key_value_heads top_k_experts"
 ).split()
 """Fields that may change; all others are flags, or numbers that do not depend on the size."""
 VISION_SIZES = (  # noqa: SIM905
     "depth hidden_size intermediate_size num_heads out_hidden_size patch_size spatial_patch_size window_size "
-    "num_position_embeddings fullatt_block_indexes deepstack_visual_indexes"
+    "num_position_embeddings fullatt_block_indexes deepstack_visual_indexes num_hidden_layers num_attention_heads "
+    "num_key_value_heads head_dim global_head_dim mm_embed_dim output_proj_dims model_patch_size"
 ).split()
 LLAMA = PUBLISHED["Llama-3.3-70B-Instruct"]
 
@@ -47,8 +49,8 @@ def test_only_sizes_and_numbers_of_tokens_change(name):
     for part, sizes in (("text_config", SIZES), ("vision_config", VISION_SIZES), ("", SIZES)):
         old, new = (one.get(part, {}) if part else one for one in (before, shrunk.fields))
         changed = {field for field in new if new[field] != old.get(field)}
-        allowed = {field for field in changed if field.endswith("token_id")} | {"text_config", "vision_config"}
-        assert changed <= {*sizes, *allowed}
+        tokens = {field for field in changed if field.endswith(("token_id", "token_index"))}
+        assert changed <= {*sizes, *tokens, "text_config", "vision_config"}
         assert old.keys() - new.keys() <= set(DROPPED)
 
 
@@ -146,6 +148,7 @@ def test_sizes_that_the_file_leaves_to_its_class_are_cut():
     [
         ({"num_hidden_layers": None, "model_type": "unknown"}, "the size of its layers is not known: it has none of"),
         ({"audio_config": {"depth": 2}}, "the sizes of its audio_config are not known"),
+        ({"audio_config": {"audio_embed_dim": 2, "depth": 2}}, "the sizes of its audio_config are not known"),
         ({"rope_scaling": {"rope_type": "default", "mrope_section": 3}}, "a field has another form"),
         ({"num_key_value_heads": "8"}, "a field has another form"),
         ({"vision_config": {"model_type": "clip"}}, "does not describe a tower that reads patches with a grid"),
@@ -156,6 +159,45 @@ def test_what_cannot_be_shrunk_is_refused_with_a_way_out(changes, why):
         shrink_published({**LLAMA, **changes}, "config.json", ONE)
     assert why in refusal.value.why
     assert "model.config" in refusal.value.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "images"),
+    [
+        ("Qwen3-VL-8B-Instruct", True),
+        ("gemma-4-26B-A4B-it", False),
+        ("gemma-4-12B-it", False),
+    ],
+)
+@pytest.mark.parametrize("left_out", [(), ("audio_config",)])
+def test_only_a_tower_that_reads_a_grid_gets_a_processor_and_images(name, images, left_out, tmp_path):
+    file, scratch = tmp_path / "config.json", tmp_path / "scratch"
+    scratch.mkdir()
+    file.write_text(json.dumps({key: value for key, value in PUBLISHED[name].items() if key not in left_out}))
+    run = shrink_run(file, [], scratch)
+    rows = [json.loads(row) for row in (scratch / "prompts.jsonl").read_text().splitlines()]
+    assert {"images" in row for row in rows} == {images}
+    assert {run.model.fields["image_token_id"] in row["prompt"] for row in rows} == {images}
+    assert (run.settings["model.processor"] is not None) == images
+    assert bool([*scratch.rglob("preprocessor_config.json")]) == images
+
+
+def test_groups_of_heads_of_both_kinds_of_layers_are_cut():
+    fields = small("gemma-4-26B-A4B-it").fields
+    text, tower = fields["text_config"], fields["vision_config"]
+    assert [text[f"num_{kind}key_value_heads"] for kind in ("", "global_")] == [2, 2]
+    assert (text["head_dim"], text["global_head_dim"]) == (16, 32)
+    assert (text["num_experts"], text["top_k_experts"]) == (8, 2)
+    assert (tower["num_attention_heads"], tower["num_key_value_heads"], tower["head_dim"]) == (2, 2, 16)
+
+
+def test_projections_in_place_of_towers_are_as_wide_as_the_language_model():
+    fields = small("gemma-4-12B-it").fields
+    tower, width = fields["vision_config"], fields["text_config"]["hidden_size"]
+    assert (tower["mm_embed_dim"], tower["output_proj_dims"]) == (width, width)
+    assert (tower["patch_size"], tower["model_patch_size"]) == (4, 12)
+    assert fields["audio_config"] == PUBLISHED["gemma-4-12B-it"]["audio_config"]
+    assert fields["text_config"]["num_global_key_value_heads"] == 1
 
 
 def test_a_size_that_is_not_known_is_named(tmp_path, monkeypatch):

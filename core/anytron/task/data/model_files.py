@@ -41,6 +41,23 @@ TOKENIZER_FILES = ("tokenizer", "vocab", "merges", "added_tokens", "special_toke
 MOST_EXPERTS = 2**18
 """Most experts of all layers together; the largest published models have a tenth of it."""
 
+EXPERT_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+"""Fields that count a layer's experts, of which a ``config.json`` has one (as mcore_bridge/config/parser.py reads)."""
+CHOSEN_EXPERTS = (
+    "num_experts_per_tok",
+    "experts_per_token",
+    "num_experts_per_token",
+    "moe_topk",
+    "moe_k",
+    "top_k_experts",
+)
+"""Fields that say how many of a layer's experts process a token, of which a ``config.json`` has one."""
+
+
+def has_experts(text: Mapping[str, Any]) -> bool:
+    """Return whether a language model has experts, from the fields of its ``config.json``."""
+    return any(text.get(name) for name in EXPERT_COUNTS)
+
 
 def whole(value: Any, *, low: int, high: int) -> str:
     """Return "" for an integer within bounds (not ``True`` or ``2.0``), else what the value must be."""
@@ -91,7 +108,6 @@ def _fields(*kinds: tuple[Kind, str]) -> dict[str, Kind]:
     return {name: kind for kind, names in kinds for name in names.split()}
 
 
-_EXPERT_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 _TOKEN = _from_zero_to(2**31 - 1)
 
 _CONFIG = _fields(
@@ -99,7 +115,7 @@ _CONFIG = _fields(
     # transformers makes a list of one entry per layer or label as soon as it reads the number.
     (_up_to(4096), "num_hidden_layers num_layers n_layers n_layer depth"),
     (_from_zero_to(2**16), "num_labels num_nextn_predict_layers n_group topk_group"),
-    (_from_zero_to(2**16), " ".join((*_EXPERT_COUNTS, "num_experts_per_tok n_shared_experts"))),
+    (_from_zero_to(2**16), " ".join((*EXPERT_COUNTS, *CHOSEN_EXPERTS, "n_shared_experts"))),
     (_up_to(2**31 - 1), "hidden_size intermediate_size vocab_size max_position_embeddings out_hidden_size"),
     (_up_to(2**16), "num_attention_heads num_key_value_heads num_heads linear_num_key_heads"),
     (_up_to(2**16), "linear_num_value_heads linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim"),
@@ -167,7 +183,7 @@ def faults(
             yield f"{prefix}{name}", f"it must be {wanted}, but is {_shown(value)}"
         elif isinstance(value, dict):
             yield from faults(value, fields, f"{prefix}{name}.")
-    layers, experts = values.get("num_hidden_layers"), [values.get(name) for name in _EXPERT_COUNTS]
+    layers, experts = values.get("num_hidden_layers"), [values.get(name) for name in EXPERT_COUNTS]
     most = max((count for count in experts if type(count) is int), default=0)
     if type(layers) is int and layers * most > MOST_EXPERTS:
         yield f"{prefix}num_hidden_layers", f"{layers} layers of {most} experts are more than {MOST_EXPERTS} experts"

@@ -133,7 +133,7 @@ MODELS = (
     Model("qwen3_vl", "Qwen3-VL, images", DENSE, quick=(ONE_PADDED, CP2)),
 )
 _TILES = r"^(vision_tower|multi_modal_projector)\."
-_GEMMA = r"^model\.(vision_tower|audio_tower|embed_vision|embed_audio)\.|\.layer_scalar$"
+_GEMMA = r"^model\.(vision_tower|audio_tower|embed_vision|embed_audio|vision_embedder)\.|\.layer_scalar$"
 PUBLISHED_MODELS = (
     Model("glm4_5_air", "GLM-4.5-Air", PUBLISHED_EXPERTS, quick=(ONE,)),
     Model("glm4_6", "GLM-4.5, GLM-4.6, GLM-4.7", PUBLISHED_EXPERTS, quick=()),
@@ -172,6 +172,7 @@ PUBLISHED_MODELS = (
     Model("gemma4_31b", "Gemma 4 31B", PUBLISHED_DENSE, quick=(ONE,), learning_rate=1 / 32, still=_GEMMA),
     Model("gemma4_26b", "Gemma 4 26B-A4B", (ONE, EP2, TP2_EP2), quick=(), learning_rate=1 / 32, still=_GEMMA),
     Model("gemma4_e2b", "Gemma 4 E2B", (*ONE_RANK, TP2, TP2_WHOLE), quick=(), learning_rate=1 / 32, still=_GEMMA),
+    Model("gemma4_12b", "Gemma 4 12B", PUBLISHED_DENSE, quick=(), learning_rate=1 / 32, still=_GEMMA),
     Model("glm4v_moe", "GLM-4.5V, images", PUBLISHED_IMAGE_EXPERTS, quick=()),
 )
 """Families and configurations beyond the kit's: ``tox -e families``."""
@@ -180,7 +181,7 @@ EVERY_MODEL = (*MODELS, *PUBLISHED_MODELS)
 
 WITH_ADAPTERS = (
     "glm4_5_air", "glm4_6", "olmoe", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "kimi_k2", "moonlight", "dots1",
-    "internlm3", "glm4_moe_lite", "internvl3_5",
+    "internlm3", "glm4_moe_lite", "internvl3_5", "gemma4_12b",
 )  # fmt: skip
 """Published configurations of which ``tests/backends/megatron/lora`` trains adapters."""
 WITH_CACHE = (

@@ -47,7 +47,7 @@ def write_published_model(name: str, directory: Path) -> Path:
     write_random_model(as_known(PUBLISHED[name]), directory)
     if PUBLISHED[name]["model_type"] == "qwen3_vl_moe":
         turn_experts(directory / "model.safetensors")
-    if PUBLISHED[name]["model_type"] == "gemma4":
+    if PUBLISHED[name]["model_type"] in ("gemma4", "gemma4_unified"):
         _soften(directory / "model.safetensors")
     if PUBLISHED[name]["model_type"] == "nemotron_h":
         _lengthen(directory / "model.safetensors")

@@ -141,6 +141,14 @@ _GEMMA_AUDIO = {
     "subsampling_conv_channels": [16, 8],
     "use_clipped_linears": True,
 }
+_UNIFIED_ABSENT = (
+    "enable_moe_block",
+    "hidden_size_per_layer_input",
+    "moe_intermediate_size",
+    "num_experts",
+    "top_k_experts",
+    "vocab_size_per_layer_input",
+)
 _GEMMA_TOKENS = {
     "image_token_id": IMAGE_TOKEN,
     "video_token_id": VIDEO_TOKEN,
@@ -316,6 +324,27 @@ VISION_MODELS: dict[str, dict[str, Any]] = {
         },
         "vision_config": _GEMMA_TOWER,
         "audio_config": None,
+        **_GEMMA_TOKENS,
+    },
+    # google/gemma-4-12B-it: no towers, but projections of patches of images and of frames of sound
+    "gemma4_12b": {
+        "model_type": "gemma4_unified",
+        "text_config": {
+            **{name: value for name, value in _GEMMA_LARGE.items() if name not in _UNIFIED_ABSENT},
+            "model_type": "gemma4_unified_text",
+            "num_global_key_value_heads": 1,
+            "num_key_value_heads": 2,
+        },
+        "vision_config": {
+            "model_type": "gemma4_unified_vision",
+            "mm_embed_dim": 64,
+            "mm_posemb_size": 8,
+            "output_proj_dims": 64,
+            "patch_size": 4,
+            "pooling_kernel_size": 3,
+            "rms_norm_eps": 1e-6,
+        },
+        "audio_config": {"model_type": "gemma4_unified_audio", "audio_embed_dim": 32, "rms_norm_eps": 1e-6},
         **_GEMMA_TOKENS,
     },
     # google/gemma-4-E2B-it
