@@ -255,9 +255,20 @@ _ROWS = (
         language_models=("qwen2", "qwen3", "qwen3_moe"),
         rotates_whole_heads=True,
     ),
-    Family("llama4", "Llama 4", refused=_FORMATS, obstacle=_CHUNKED),
+    Family(
+        "llama4",
+        "Llama 4",
+        _PUBLISHED_EXPERTS,
+        refused=("images",),
+    ),
     Family("minicpmv4_6", "MiniCPM-V 4.6", refused=_FORMATS, obstacle=_OTHER_IMAGES),
-    Family("muse_glimmer", "Muse Glimmer", refused=_FORMATS, obstacle=_CAPPED),
+    Family(
+        "muse_glimmer",
+        "Muse Glimmer",
+        _PUBLISHED,
+        refused=("images", "cache"),
+        cacheless=_WINDOW,
+    ),
     Family("bailing_hybrid", needs=("fla", "flash-linear-attention")),
     Family(
         "qwen3_asr",
