@@ -166,7 +166,7 @@ PUBLISHED_MODELS = (
     Model("gemma4_31b", "Gemma 4 31B", PUBLISHED_DENSE, quick=(ONE,), learning_rate=1 / 32, still=_GEMMA),
     Model("gemma4_26b", "Gemma 4 26B-A4B", (ONE, EP2, TP2_EP2), quick=(), learning_rate=1 / 32, still=_GEMMA),
     Model("gemma4_e2b", "Gemma 4 E2B", (*ONE_RANK, TP2, TP2_WHOLE), quick=(), learning_rate=1 / 32, still=_GEMMA),
-    Model("muse_glimmer", "Muse Glimmer", PUBLISHED_DENSE, quick=(ONE,), learning_rate=1 / 32, still=_MUSE),
+    Model("muse_glimmer", "Muse Glimmer", PUBLISHED_DENSE, quick=(ONE,), learning_rate=1 / 64, still=_MUSE),
     Model("llama4_scout", "Llama 4 Scout", PUBLISHED_EXPERTS, quick=(ONE,), still=_LLAMA),
     Model("llama4_maverick", "Llama 4 Maverick", PUBLISHED_EXPERTS, quick=(), still=_LLAMA),
     Model("glm4v_moe", "GLM-4.5V, images", PUBLISHED_IMAGE_EXPERTS, quick=()),
