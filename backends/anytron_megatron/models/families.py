@@ -89,17 +89,12 @@ _NO_KEYS = "mcore-bridge's sparse attention keeps no keys from one forward pass 
 _WINDOW = "no test compares a cache of layers with a sliding window with their forward pass"
 _NO_IMAGES = "no test generates from images with a cache"
 _UNRELEASED = "mcore-bridge builds it with Megatron's development branch only"
-_CHUNKED = (
-    "its layers attend to chunks of attention_chunk_size tokens and scale queries by their position "
-    "(attn_temperature_tuning), and mcore-bridge does neither"
-)
 _UNIFIED = (
     "mcore-bridge reads enable_moe_block and hidden_size_per_layer_input, which its configuration in transformers lacks"
 )
 _OTHER_IMAGES = (
     "it does not read images as patches with a grid, as Qwen2-VL and its successors do, and no test compares it on text"
 )
-_CAPPED = "mcore-bridge multiplies and caps what its output layer returns, which here are log-probs"
 _WITHOUT_CLASS = "transformers has no class for it, and Anytron runs no code of a model directory (SECURITY.md)"
 _OMNI = "transformers has no class that computes logits from its config: AutoModelForCausalLM refuses it"
 _MAMBA = (
@@ -258,14 +253,14 @@ _ROWS = (
     Family(
         "llama4",
         "Llama 4",
-        _PUBLISHED_EXPERTS,
-        refused=("images",),
+        (*_PUBLISHED, "EP", "cache"),
+        refused=("LoRA", "images"),
     ),
     Family("minicpmv4_6", "MiniCPM-V 4.6", refused=_FORMATS, obstacle=_OTHER_IMAGES),
     Family(
         "muse_glimmer",
         "Muse Glimmer",
-        _PUBLISHED,
+        (*_PUBLISHED, "LoRA"),
         refused=("images", "cache"),
         cacheless=_WINDOW,
     ),

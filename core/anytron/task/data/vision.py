@@ -162,6 +162,14 @@ class VisionProcessor:
         return int(patches) // self._merge**2
 
 
+def lacking_sizes(hf_config: Any) -> list[str]:
+    """Name the sizes of patches with a grid that a ``transformers.PretrainedConfig`` with a tower does not have.
+
+    Anytron prepares images for a model that has all of them.
+    """
+    return [name for name in _GRID if not hasattr(hf_config.vision_config, name)]
+
+
 def load_vision(
     model: ModelSection, hf_config: Any, tokenizer: Any, tell: Callable[[str], object]
 ) -> VisionProcessor | None:
@@ -186,8 +194,7 @@ def load_vision(
                 fix="remove model.processor, or use a vision-language model",
             )
         return None
-    lacking = [name for name in _GRID if not hasattr(hf_config.vision_config, name)]
-    if lacking:
+    if lacking := lacking_sizes(hf_config):
         why = f"its vision_config lacks the sizes of image patches: {', '.join(lacking)}"
         if model.processor is not None:
             raise ConfigError(
