@@ -30,8 +30,8 @@ def length_diagnostics(subject: Subject, run: RunConfig) -> Iterator[Diagnostic]
     if context is not None and context <= limit:
         return
     why = (
-        "Llama 4 attends to chunks of attention_chunk_size tokens and scales queries from position floor_scale - 1 on; "
-        f"mcore-bridge does neither, which makes no difference for sequences of at most {limit} tokens"
+        f"{_FAMILY} attends to chunks of attention_chunk_size tokens and scales queries from position floor_scale - 1 "
+        f"on; mcore-bridge does neither, which makes no difference for sequences of at most {limit} tokens"
     )
     shorter = f"set max_position_embeddings={limit} in text_config of the model's config"
     prompt, response = run.data.max_prompt_tokens, 0 if run.supervised else run.rollout.max_new_tokens

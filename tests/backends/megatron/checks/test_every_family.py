@@ -39,6 +39,8 @@ WRITTEN = {
     "hy_v3": {"qk_norm": True, "moe_router_use_sigmoid": True, "moe_router_enable_expert_bias": True},
     # transformers writes sizes of heads by layer
     "gemma4": {"hidden_size_per_layer_input": 0, "global_head_dim": 32},
+    # longer sequences are refused
+    "llama4": {"max_position_embeddings": 4096, "num_experts_per_tok": 1},
     "minimax_m2": {"scoring_func": "sigmoid"},
     "qwen3_vl_moe": {"moe_intermediate_size": 48},
     "qwen4_exp": {

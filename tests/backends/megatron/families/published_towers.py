@@ -131,9 +131,6 @@ _LLAMA = {
     "model_type": "llama4_text",
     "attention_bias": False,
     "attention_chunk_size": 8192,
-    "attn_scale": 0.1,
-    "attn_temperature_tuning": True,
-    "floor_scale": 8192,
     "interleave_moe_layer_step": 1,
     "intermediate_size": 48,
     "intermediate_size_mlp": 96,
@@ -243,7 +240,6 @@ IDLE_TOWERS: dict[str, dict[str, Any]] = {
         "model_type": "llama4",
         "text_config": {
             **_LLAMA,
-            "no_rope_layers": [],
             "rope_scaling": {
                 "factor": 16.0,
                 "high_freq_factor": 1.0,
@@ -262,8 +258,6 @@ IDLE_TOWERS: dict[str, dict[str, Any]] = {
         "text_config": {
             **_LLAMA,
             "interleave_moe_layer_step": 2,
-            "moe_layers": [1, 3],
-            "no_rope_layers": [1, 1, 1, 0],
             "rope_scaling": None,
             "use_qk_norm": False,
         },
