@@ -96,7 +96,7 @@ VALIDATION = {"validation": {"sets": [{"name": "v", "data": DATA, "max_new_token
 @pytest.mark.parametrize(
     ("sections", "what"),
     [
-        ({"environment": {"name": "m:Environment"}}, "conversations"),
+        ({"environment": {"path": "m:Environment"}}, "conversations"),
         ({**VALIDATION, "rollout": {"engine": "megatron", "max_new_tokens": 8}}, "sequences of validation"),
     ],
 )
