@@ -142,20 +142,19 @@ _LLAMA = {
     "router_aux_loss_coef": 0.001,
     "router_jitter_noise": 0.0,
 }
-# mcore-bridge gives a tower without images one image of 336 x 336 zeros.
 _LLAMA_TOWER = {
     "model_type": "llama4_vision_model",
     "attention_dropout": 0.0,
     "hidden_act": "gelu",
     "hidden_size": 32,
-    "image_size": 336,
+    "image_size": 32,
     "intermediate_size": 128,
     "multi_modal_projector_bias": False,
     "norm_eps": 1e-5,
     "num_attention_heads": 2,
     "num_channels": 3,
     "num_hidden_layers": 2,
-    "patch_size": 84,
+    "patch_size": 8,
     "pixel_shuffle_ratio": 0.5,
     "projector_dropout": 0.0,
     "projector_input_dim": 48,
