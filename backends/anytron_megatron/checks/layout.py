@@ -45,7 +45,7 @@ def size_diagnostics(subject: Subject, run: RunConfig, options: MegatronOptions)
             f"{groups} key/value heads are neither a multiple nor a divisor of the tensor-parallel size {tensor}",
             f"use a tensor-parallel size that divides {groups} or is a multiple of it",
         )
-    for name in ("intermediate_size", "hidden_size"):
+    for name in ("intermediate_size", "intermediate_size_mlp", "hidden_size"):
         if model.get(name) and model[name] % tensor:
             yield _not_divisible(_TENSOR, f"{name} {model[name]}", tensor)
     chunks = options.virtual_pipeline_model_parallel_size

@@ -54,6 +54,12 @@ def lora_diagnostics(run: RunConfig, options: MegatronOptions) -> Iterator[Diagn
             "would leave the adapters of experts out"
         )
         yield Diagnostic("error", "model.lora", why, "remove model.lora, or train a model without experts")
+    if family is not None and family.model_type == "llama4":
+        why = (
+            "PEFT finds no experts in a llama4, whose experts transformers keeps in one tensor of a layer without "
+            "renaming them: it would leave their adapters out"
+        )
+        yield Diagnostic("error", "model.lora", why, "remove model.lora")
     if run.model.freeze:
         why = (
             "this key has no effect with model.lora, which freezes the whole model and trains adapters of the "

@@ -16,6 +16,7 @@ from anytron.base.errors import ConfigError, EngineError
 from anytron.base.traits import AttentionHeads
 from anytron.sequences.masks import MaskKind
 from anytron.task.data.pretrained import read_hf_config
+from anytron_megatron.models.chunked_attention import longest_whole
 from anytron_megatron.models.configuration import (
     SPARSE_ATTENTION_FIELDS,
     accepted_masks,
@@ -179,8 +180,10 @@ class BridgeSource:
 
     @property
     def context_length(self) -> int:
-        """Longest sequence that the model can take, in tokens."""
-        return int(self.config.max_position_embeddings)
+        """Longest sequence that the model can take, in tokens; of Llama 4 one that is within a chunk."""
+        whole = longest_whole(self.hf_config.to_dict())
+        longest = int(self.config.max_position_embeddings)
+        return longest if whole is None else min(longest, whole)
 
     @property
     def attention_heads(self) -> AttentionHeads:

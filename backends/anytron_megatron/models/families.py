@@ -92,14 +92,9 @@ _NO_KEYS = "mcore-bridge's sparse attention keeps no keys from one forward pass 
 _WINDOW = "no test compares a cache of layers with a sliding window with their forward pass"
 _NO_IMAGES = "no test generates from images with a cache"
 _UNRELEASED = "mcore-bridge builds it with Megatron's development branch only"
-_CHUNKED = (
-    "its layers attend to chunks of attention_chunk_size tokens and scale queries by their position "
-    "(attn_temperature_tuning), and mcore-bridge does neither"
-)
 _OTHER_IMAGES = (
     "it does not read images as patches with a grid, as Qwen2-VL and its successors do, and no test compares it on text"
 )
-_CAPPED = "mcore-bridge multiplies and caps what its output layer returns, which here are log-probs"
 _WITHOUT_CLASS = "transformers has no class for it, and Anytron runs no code of a model directory (SECURITY.md)"
 _OMNI = "transformers has no class that computes logits from its config: AutoModelForCausalLM refuses it"
 _N_GRAMS = (
@@ -254,9 +249,20 @@ _ROWS = (
         language_models=("qwen2", "qwen3", "qwen3_moe"),
         rotates_whole_heads=True,
     ),
-    Family("llama4", "Llama 4", refused=_FORMATS, obstacle=_CHUNKED),
+    Family(
+        "llama4",
+        "Llama 4",
+        (*_PUBLISHED, "EP", "cache"),
+        refused=("LoRA", "images"),
+    ),
     Family("minicpmv4_6", "MiniCPM-V 4.6", refused=_FORMATS, obstacle=_OTHER_IMAGES),
-    Family("muse_glimmer", "Muse Glimmer", refused=_FORMATS, obstacle=_CAPPED),
+    Family(
+        "muse_glimmer",
+        "Muse Glimmer",
+        (*_PUBLISHED, "LoRA"),
+        refused=("images", "cache"),
+        cacheless=_WINDOW,
+    ),
     Family("bailing_hybrid", needs=("fla", "flash-linear-attention")),
     Family(
         "qwen3_asr",

@@ -267,6 +267,23 @@ def read_ernie_bias(original: Callable[..., None]) -> Callable[..., None]:
     return _set_router
 
 
+def embed_text_alone(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``Llama4Vit.get_inputs_embeds``: without images, do not run a frozen tower.
+
+    The original adds 0 times what the tower makes of an image of zeros, so that a tower which is trained has a gradient
+    on every rank.
+    """
+
+    @functools.wraps(original)
+    def get_inputs_embeds(self: Any, inputs_embeds: Tensor, **inputs: Any) -> Any:
+        trained = any(parameter.requires_grad for parameter in self.parameters())
+        if inputs.get("pixel_values") is None and not trained:
+            return inputs_embeds
+        return original(self, inputs_embeds, **inputs)
+
+    return get_inputs_embeds
+
+
 def mask_padding(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``TopKRouter.forward(self, input, padding_mask=None)``: leave padding out of routing statistics.
 

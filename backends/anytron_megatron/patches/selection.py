@@ -53,6 +53,7 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
         models.KEYS_AS_VALUES: bridge,
         models.LAYER_EMBEDDINGS: bridge,
         models.PLACES: bridge,
+        models.BLANK_IMAGE: bridge,
         imports.HOST_GENERATOR_WARNING: redirected,
         **dict.fromkeys(imports.PEFT_PROBES, portable),
         attention.DELTA_NET_PADDING: bridge,

@@ -177,6 +177,21 @@ PLACES = Patch(
     replacement=f"{FIXES}.gemma4:embed_places_as_padding",
 )
 
+BLANK_IMAGE = Patch(
+    id="megatron.mcore-bridge-blank-image",
+    target="mcore_bridge.model.mm_gpts.llama4:Llama4Vit.get_inputs_embeds",
+    phase=Phase.BEFORE_PARALLEL_INIT,
+    package=BRIDGE,
+    requires=BRIDGE_VERSIONS,
+    reason=(
+        "a text without images runs Llama 4's tower over an image of 336 x 336 zeros, whatever its image_size: with "
+        "another size it fails, and a frozen tower needs no image at all"
+    ),
+    upstream="mcore_bridge/model/mm_gpts/llama4.py, line 34: torch.zeros((1, 3, 336, 336))",
+    remove_when="Llama 4 with a vision_config.image_size of 32 computes logits of a text",
+    replacement=f"{FIXES}.models:embed_text_alone",
+)
+
 ROUTER_PADDING = Patch(
     id="megatron.router-padding",
     target="megatron.core.transformer.moe.router:TopKRouter.forward",

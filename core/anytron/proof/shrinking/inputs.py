@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 PROMPTS = 64
 LENGTHS = (12, 24)
 """Fewest and most tokens of a prompt; a sliding window has fewer."""
+MOST_TOKENS = 1024
+"""More than a prompt has with its image and, in supervised fine-tuning, its response."""
 _RESPONSE_TOKENS = 12
 _SEED = 11
 

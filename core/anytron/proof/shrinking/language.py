@@ -46,9 +46,10 @@ _MLP = (
     "intermediate_size_mlp",
     "dense_intermediate_size",
 )
-_WINDOWS = ("sliding_window", "attention_chunk_size")
+_WINDOW = "sliding_window"
 _DENSE = "first_k_dense_replace"
-_ALONE = "mlp_only_layers"
+_NUMBERED = ("mlp_only_layers", "moe_layers")
+"""Lists of layers' numbers."""
 _INTERVALS = (
     "full_attention_interval",
     "decoder_sparse_step",
@@ -121,7 +122,11 @@ def new_depth(known: Mapping[str, Any], before: int, stages: int) -> Depth:
     dense = known.get(_DENSE) or 0
     begins = dense - 1 if 1 < dense < before else 0  # one of several dense layers at the beginning is enough
     kinds = [
-        (*(column[layer] for column in _columns(known, before)), layer < dense, layer in (known.get(_ALONE) or ()))
+        (
+            *(column[layer] for column in _columns(known, before)),
+            layer < dense,
+            *(layer in (known.get(name) or ()) for name in _NUMBERED),
+        )
         for layer in range(before)
     ]
     least = max(4, min(1, dense) + _period(known, kinds[begins:]))
@@ -139,7 +144,11 @@ def new_depth(known: Mapping[str, Any], before: int, stages: int) -> Depth:
 
 def _columns(known: Mapping[str, Any], before: int) -> list[list[Any]]:
     """Lists with an entry for each layer."""
-    lists = [value for value in known.values() if isinstance(value, list) and len(value) == before]
+    lists = [
+        value
+        for name, value in known.items()
+        if name not in _NUMBERED and isinstance(value, list) and len(value) == before
+    ]
     return [column for column in lists if all(isinstance(one, (str, int, float, bool)) for one in column)]
 
 
@@ -182,7 +191,7 @@ def new_sizes(known: Mapping[str, Any], layout: ParallelSizes) -> dict[str, Any]
         **mlps,
         **{name: min(known[name], HEAD_DIM) for name in _DELTA_DIMS if known.get(name)},
         **{name: max(8, known[name] // LATENT_SHARE) for name in _RANKS if known.get(name)},
-        **{name: WINDOW for name in _WINDOWS if (known.get(name) or 0) > WINDOW},
+        **({_WINDOW: WINDOW} if (known.get(_WINDOW) or 0) > WINDOW else {}),
         **dict.fromkeys(HEADS, heads),
         _GROUPS: groups,
         **dict.fromkeys(WIDTH, new_width),
@@ -306,12 +315,11 @@ def new_layer_fields(known: Mapping[str, Any], depth: Depth) -> dict[str, Any]:
     modules = known.get("num_nextn_predict_layers") or 0
     new: dict[str, Any] = {name: after for name in DEPTH if known.get(name) is not None}
     for name, value in known.items():
-        if isinstance(value, list) and (kept := depth.of(value, modules)) is not None:
+        if name not in _NUMBERED and isinstance(value, list) and (kept := depth.of(value, modules)) is not None:
             new[name] = kept
     if dense := known.get(_DENSE):
         new[_DENSE] = sum(layer < dense for layer in depth.kept)
-    if (alone := known.get(_ALONE)) is not None:
-        new[_ALONE] = depth.places(alone)
+    new |= {name: depth.places(layers) for name in _NUMBERED if (layers := known.get(name)) is not None}
     if (windowless := known.get("max_window_layers")) is not None:
         new["max_window_layers"] = sum(layer < windowless for layer in depth.kept)
     return {name: value for name, value in new.items() if known.get(name) != value}

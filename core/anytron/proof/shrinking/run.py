@@ -13,14 +13,13 @@ from anytron.base.errors import ConfigError, within
 from anytron.config.load import read_config
 from anytron.config.schema import ModelSection
 from anytron.config.scoring import REWARD_MODEL
-from anytron.proof.shrinking.configuration import VISION, Shrunk, impossible, shrink
-from anytron.proof.shrinking.inputs import write_image_processor, write_prompts, write_tokenizer
+from anytron.proof.shrinking.configuration import Shrunk, impossible, shrink
+from anytron.proof.shrinking.inputs import MOST_TOKENS, write_image_processor, write_prompts, write_tokenizer
 from anytron.proof.shrinking.weights import write_shrunk_model
 from anytron.run.preflight.open_run import open_run
 from anytron.run.trainer.models import model_directory
 from anytron.task.data.model_files import CONFIG_FILE, read_config_file
 from anytron.task.data.pretrained import load_hf_config
-from anytron.task.data.vision import missing_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -102,10 +101,9 @@ def shrink_run(path: Path, overrides: Sequence[str], scratch: Path) -> ShrunkRun
     inputs = scratch / _INPUTS
     inputs.mkdir()
     write_tokenizer(model.fields, inputs)
-    if images := _gets_images(model.fields):
+    if model.sees:
         write_image_processor(model.fields, inputs)
-    prompts = write_prompts(model.fields, scratch, images=images)
-    settings, lines = _settings(config, model, inputs, prompts, images=images)
+    settings, lines = _settings(config, model, inputs, write_prompts(model.fields, scratch, images=model.sees))
     for name, kind in (("teacher", "causal"), (REWARD_MODEL, "scores")):
         if getattr(config, name) is not None:
             shrunk = _write_other(config, name, kind, scratch)
@@ -125,24 +123,19 @@ def shrink_published(published: dict[str, Any], where: str, layout: ParallelSize
     Raises:
         ConfigError: The configuration cannot be shrunk.
     """
-    known: Callable[[dict[str, Any]], Any] | None = _read
+
+    def read(fields: dict[str, Any]) -> Any:
+        return load_hf_config(ModelSection.model_construct(path=None, config=fields))
+
+    known: Callable[[dict[str, Any]], Any] | None = read
     try:
-        _read(published)
+        read(published)
     except ConfigError:
         known = None  # the engine's checks know why, and what to do
     try:
         return shrink(published, where, layout, known)
     except (ArithmeticError, AttributeError, IndexError, TypeError, ValueError) as error:  # of a field of another form
         raise impossible(where, f"a field has another form than in published files: {error}") from error
-
-
-def _read(fields: dict[str, Any]) -> Any:
-    """Build a ``transformers.PretrainedConfig``.
-
-    Raises:
-        ConfigError: transformers does not know the model, or refuses its configuration.
-    """
-    return load_hf_config(ModelSection.model_construct(path=None, config=fields))
 
 
 def _write_run(model: Path, scratch: Path) -> Path:
@@ -176,30 +169,19 @@ def _published(model: ModelSection, key: str) -> tuple[str, dict[str, Any]]:
     return str(file), read_config_file(file)
 
 
-def _gets_images(fields: dict[str, Any]) -> bool:
-    """Return whether a run gives a model images: its tower reads patches with a grid."""
-    if not fields.get(VISION):
-        return False
-    try:
-        return not missing_sizes(_read(fields))
-    except ConfigError:
-        return False  # building the model says why
-
-
-def _settings(
-    config: RunConfig, model: Shrunk, inputs: Path, prompts: Path, *, images: bool
-) -> tuple[dict[str, Any], list[str]]:
+def _settings(config: RunConfig, model: Shrunk, inputs: Path, prompts: Path) -> tuple[dict[str, Any], list[str]]:
     """Replace the sections that are about the published model's tokens, or that checks do not need."""
     judge = [{"function": REWARD_MODEL}] if config.reward_model is not None else []
     settings: dict[str, Any] = {
         "model.path": None,
         "model.config": model.fields,
         "model.tokenizer": str(inputs),
-        "model.processor": str(inputs) if images else None,
+        "model.processor": str(inputs) if model.sees else None,
         "data": {
             "source": "jsonl",
             "options": {"path": str(prompts)},
             "prompts_per_step": config.data.prompts_per_step,
+            "max_prompt_tokens": MOST_TOKENS,
         },
         "rewards": [] if config.supervised else [*judge, _REWARD],
         "environment": None,

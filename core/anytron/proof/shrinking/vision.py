@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 DEPTH = ("depth", "num_hidden_layers")
 HEADS = ("num_heads", "num_attention_heads")
+_AFTER = ("projector_input_dim", "projector_output_dim", "vision_output_dim")
+"""Sizes of layers after the tower (Llama 4)."""
 PATCH = 4
 """Pixels of the side of a patch."""
 _SIDE = 8
@@ -57,6 +59,9 @@ def new_vision_sizes(known: Mapping[str, Any], width: int, new_width: int) -> di
     if inner := known.get("intermediate_size"):
         # Where the tower's last layer is as wide as the language model, this is a size of that layer (GLM-4.1V).
         chosen["intermediate_size"] = scaled(inner, known[tower], chosen[tower], HEAD_DIM)
+    for name in _AFTER:
+        if size := known.get(name):
+            chosen[name] = scaled(size, known[tower], chosen[tower], HEAD_DIM)
     return {name: value for name, value in chosen.items() if known.get(name) is not None and known[name] != value}
 
 

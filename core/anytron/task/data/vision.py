@@ -162,6 +162,14 @@ class VisionProcessor:
         return int(patches) // self._merge**2
 
 
+def lacking_sizes(hf_config: Any) -> list[str]:
+    """Name the sizes of patches with a grid that a ``transformers.PretrainedConfig`` with a tower does not have.
+
+    Anytron prepares images for a model that has all of them.
+    """
+    return [name for name in _GRID if not hasattr(hf_config.vision_config, name)]
+
+
 def load_vision(
     model: ModelSection, hf_config: Any, tokenizer: Any, tell: Callable[[str], object]
 ) -> VisionProcessor | None:
@@ -186,7 +194,7 @@ def load_vision(
                 fix="remove model.processor, or use a vision-language model",
             )
         return None
-    if lacking := missing_sizes(hf_config):
+    if lacking := lacking_sizes(hf_config):
         why = f"its vision_config lacks the sizes of image patches: {', '.join(lacking)}"
         if model.processor is not None:
             raise ConfigError(
@@ -200,11 +208,6 @@ def load_vision(
         return None
     image_token = tokenizer.convert_ids_to_tokens(int(hf_config.image_token_id))
     return VisionProcessor(load_image_processor(model), hf_config, str(image_token))
-
-
-def missing_sizes(hf_config: Any) -> list[str]:
-    """Return which sizes of image patches a config's ``vision_config`` lacks; a model that lacks one gets no images."""
-    return [name for name in _GRID if not hasattr(hf_config.vision_config, name)]
 
 
 def pixels_of(picture: bytes, where: str) -> int:

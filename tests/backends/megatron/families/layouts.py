@@ -134,6 +134,8 @@ MODELS = (
 )
 _TILES = r"^(vision_tower|multi_modal_projector)\."
 _GEMMA = r"^model\.(vision_tower|audio_tower|embed_vision|embed_audio|vision_embedder)\.|\.layer_scalar$"
+_MUSE = r"^model\.(vision_tower|vision_adapter|vision_projection)\."
+_LLAMA = r"^(vision_model|multi_modal_projector)\."
 PUBLISHED_MODELS = (
     Model("glm4_5_air", "GLM-4.5-Air", PUBLISHED_EXPERTS, quick=(ONE,)),
     Model("glm4_6", "GLM-4.5, GLM-4.6, GLM-4.7", PUBLISHED_EXPERTS, quick=()),
@@ -173,6 +175,9 @@ PUBLISHED_MODELS = (
     Model("gemma4_26b", "Gemma 4 26B-A4B", (ONE, EP2, TP2_EP2), quick=(), learning_rate=1 / 32, still=_GEMMA),
     Model("gemma4_e2b", "Gemma 4 E2B", (*ONE_RANK, TP2, TP2_WHOLE), quick=(), learning_rate=1 / 32, still=_GEMMA),
     Model("gemma4_12b", "Gemma 4 12B", PUBLISHED_DENSE, quick=(), learning_rate=1 / 32, still=_GEMMA),
+    Model("muse_glimmer", "Muse Glimmer", PUBLISHED_DENSE, quick=(ONE,), learning_rate=1 / 64, still=_MUSE),
+    Model("llama4_scout", "Llama 4 Scout", PUBLISHED_EXPERTS, quick=(ONE,), still=_LLAMA),
+    Model("llama4_maverick", "Llama 4 Maverick", PUBLISHED_EXPERTS, quick=(), still=_LLAMA),
     Model("glm4v_moe", "GLM-4.5V, images", PUBLISHED_IMAGE_EXPERTS, quick=()),
 )
 """Families and configurations beyond the kit's: ``tox -e families``."""
@@ -181,13 +186,13 @@ EVERY_MODEL = (*MODELS, *PUBLISHED_MODELS)
 
 WITH_ADAPTERS = (
     "glm4_5_air", "glm4_6", "olmoe", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "kimi_k2", "moonlight", "dots1",
-    "internlm3", "glm4_moe_lite", "internvl3_5", "gemma4_12b",
+    "internlm3", "glm4_moe_lite", "internvl3_5", "gemma4_12b", "muse_glimmer",
 )  # fmt: skip
 """Published configurations of which ``tests/backends/megatron/lora`` trains adapters."""
 WITH_CACHE = (
     "glm4_5_air", "glm4_6", "minimax_m2", "qwen2_moe", "olmoe", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "hy_v3",
     "kimi_k2", "moonlight", "dots1", "internlm3", "mimo", "glm4", "glm4_moe_lite", "internvl3_5", "internvl3_5_moe",
-    "internvl3",
+    "internvl3", "llama4_scout", "llama4_maverick",
 )  # fmt: skip
 """Published configurations that ``tests/backends/megatron/generation`` generates with."""
 WITH_REPLAY = (

@@ -18,11 +18,17 @@ from anytron_conformance.tiny_models import write_random_model
 from tests.backends.megatron.families.published_images import VISION_MODELS
 from tests.backends.megatron.families.published_latent import LATENT_MODELS
 from tests.backends.megatron.families.published_text import LANGUAGE_MODELS
+from tests.backends.megatron.families.published_towers import IDLE_TOWERS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-PUBLISHED: dict[str, dict[str, Any]] = {**LANGUAGE_MODELS, **LATENT_MODELS, **VISION_MODELS}
+PUBLISHED: dict[str, dict[str, Any]] = {
+    **LANGUAGE_MODELS,
+    **LATENT_MODELS,
+    **VISION_MODELS,
+    **IDLE_TOWERS,
+}
 """Name -> Hugging Face config, with ``model_type``."""
 
 
