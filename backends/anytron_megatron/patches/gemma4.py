@@ -6,16 +6,12 @@ import copy
 import functools
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
 _FAMILIES = ("gemma4", "gemma4_unified")
-_PLACES = ("image_token_id", "video_token_id", "audio_token_id")
-"""Fields of a configuration that number the places of images, videos and sound in a text."""
 _ABSENT = {"enable_moe_block": False, "hidden_size_per_layer_input": 0}
 """Fields that transformers' configuration of ``gemma4_unified`` lacks: what it has in their place."""
 
@@ -82,23 +78,3 @@ def split_heads(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(mixed, mixed.ndim - 1, sizes)
 
     return split
-
-
-def embed_places_as_padding(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap ``MultimodalGPTModel.forward``: embed the places of images, videos and sound as transformers does.
-
-    ``Gemma4Model.forward`` (``gemma4/modeling_gemma4.py``, line 2386) embeds such a place as ``pad_token_id``, which
-    the output of a tower replaces. Here towers get no images, so that a place in a text stays padding; mcore-bridge
-    embeds the place's number.
-    """
-
-    @functools.wraps(original)
-    def forward(self: Any, input_ids: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        whole = self.config.hf_config
-        if whole.model_type in _FAMILIES:
-            numbers = [number for name in _PLACES if (number := getattr(whole, name)) is not None]
-            places = torch.isin(input_ids, input_ids.new_tensor(numbers))
-            input_ids = input_ids.masked_fill(places, whole.text_config.pad_token_id)
-        return original(self, input_ids, *args, **kwargs)
-
-    return forward

@@ -267,6 +267,31 @@ def read_ernie_bias(original: Callable[..., None]) -> Callable[..., None]:
     return _set_router
 
 
+_PLACES = ("image_token_id", "video_token_id", "audio_token_id")
+"""Fields of a configuration that number the places of images, videos and sound in a text."""
+
+
+def embed_places(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Wrap ``MultimodalGPTModel.forward``: embed the places of images, videos and sound as transformers does.
+
+    Gemma 4 embeds such a place as ``pad_token_id`` (``gemma4/modeling_gemma4.py``, line 2386) and Muse Glimmer as token
+    0 (``muse_glimmer/modeling_muse_glimmer.py``, line 1011); the output of a tower replaces it. Here towers get no
+    images, so that a place in a text stays what it is; mcore-bridge embeds the place's number.
+    """
+
+    @functools.wraps(original)
+    def forward(self: Any, input_ids: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        whole = self.config.hf_config
+        if whole.model_type in ("gemma4", "gemma4_unified", "muse_glimmer"):
+            numbers = [number for name in _PLACES if (number := getattr(whole, name, None)) is not None]
+            places = torch.isin(input_ids, input_ids.new_tensor(numbers))
+            shown = 0 if whole.model_type == "muse_glimmer" else whole.text_config.pad_token_id
+            input_ids = input_ids.masked_fill(places, shown)
+        return original(self, input_ids, *args, **kwargs)
+
+    return forward
+
+
 def embed_text_alone(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``Llama4Vit.get_inputs_embeds``: without images, do not run a frozen tower.
 

@@ -23,13 +23,14 @@ SIZES = (  # noqa: SIM905
     "num_experts_per_tok experts_per_token kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim "
     "rotary_dim sliding_window max_window_layers first_k_dense_replace layer_types attn_type_list n_group topk_group "
     "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim rope_scaling "
-    "rope_parameters global_head_dim num_global_key_value_heads top_k_experts"
+    "rope_parameters global_head_dim num_global_key_value_heads top_k_experts intermediate_size_mlp"
 ).split()
 """Fields that may change; all others are flags, or numbers that do not depend on the size."""
 VISION_SIZES = (  # noqa: SIM905
     "depth hidden_size intermediate_size num_heads out_hidden_size patch_size spatial_patch_size window_size "
     "num_position_embeddings fullatt_block_indexes deepstack_visual_indexes num_hidden_layers num_attention_heads "
-    "num_key_value_heads head_dim global_head_dim mm_embed_dim output_proj_dims model_patch_size"
+    "num_key_value_heads head_dim global_head_dim mm_embed_dim output_proj_dims model_patch_size "
+    "image_size projector_input_dim projector_output_dim vision_output_dim"
 ).split()
 LLAMA = PUBLISHED["Llama-3.3-70B-Instruct"]
 
@@ -223,3 +224,21 @@ def test_a_malformed_field_is_named(tmp_path):
     with pytest.raises(ConfigError, match="malformed") as refusal:
         shrink_run(file, [], tmp_path / "scratch")
     assert "num_hidden_layers" in refusal.value.why
+
+
+def test_lists_of_layers_numbers_are_cut_by_number():
+    text = {**PUBLISHED["Llama-4-Maverick-17B-128E-Instruct"]["text_config"], "moe_layers": [*range(1, 48, 2)]}
+    assert small("Llama-4-Maverick-17B-128E-Instruct", text_config=text).fields["text_config"]["moe_layers"] == [1, 3]
+    text = {**PUBLISHED["Llama-4-Scout-17B-16E-Instruct"]["text_config"], "moe_layers": [*range(48)]}
+    assert small("Llama-4-Scout-17B-16E-Instruct", text_config=text).fields["text_config"]["moe_layers"] == [0, 1, 2, 3]
+
+
+def test_prompts_have_images_if_anytron_can_prepare_them():
+    assert small("Qwen3-VL-8B-Instruct").sees
+    assert not small("Llama-4-Scout-17B-16E-Instruct").sees
+    assert not small("Qwen3-8B").sees
+
+
+def test_a_projector_of_unknown_sizes_is_refused():
+    with pytest.raises(ConfigError, match="sizes of its projector"):
+        small("Llama-4-Scout-17B-16E-Instruct", projector_hidden_size=4096)

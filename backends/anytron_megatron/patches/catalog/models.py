@@ -166,15 +166,15 @@ PLACES = Patch(
     package=BRIDGE,
     requires=BRIDGE_VERSIONS,
     reason=(
-        "Gemma 4 embeds the numbers of images, videos and sound in a text as they are, where transformers embeds "
-        "padding: log-probs differ, without an error"
+        "Gemma 4 and Muse Glimmer embed the numbers of images, videos and sound in a text as they are, where "
+        "transformers embeds padding or token 0: log-probs differ, without an error"
     ),
     upstream=(
         "mcore_bridge/model/mm_gpt_model.py, _patch_word_embeddings: of these numbers only negative ones are replaced; "
         "transformers, modeling_gemma4.py, lines 2383 to 2387"
     ),
     remove_when="mcore-bridge's Gemma 4 embeds image_token_id as text_config.pad_token_id",
-    replacement=f"{FIXES}.gemma4:embed_places_as_padding",
+    replacement=f"{FIXES}.models:embed_places",
 )
 
 BLANK_IMAGE = Patch(

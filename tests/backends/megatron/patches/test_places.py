@@ -1,4 +1,4 @@
-"""Places of images, videos and sound in a text of Gemma 4: transformers embeds padding there, and so does the patch.
+"""Places of images, videos and sound in a text: transformers embeds another token there, and so does the patch.
 
 The tests of the unpatched model fail once mcore-bridge does so: then the patch's range ends there.
 """
@@ -20,11 +20,11 @@ pytestmark = [
 
 def rows_of(fields):
     """Two rows of 16 tokens: one with an image, a video and sound, one without; both with padding inside."""
-    image, video, sound = (fields[f"{kind}_token_id"] for kind in ("image", "video", "audio"))
+    image, video, sound = (fields.get(f"{kind}_token_id", 10) for kind in ("image", "video", "audio"))
     return [[2, 5, 7, image, image, 9, video, 0, 11, sound, *range(12, 18)], [2, 0, *range(20, 34)]]
 
 
-@pytest.fixture(scope="module", params=["gemma4_31b", "gemma4_e2b", "gemma4_12b"])
+@pytest.fixture(scope="module", params=["gemma4_31b", "gemma4_e2b", "gemma4_12b", "muse_glimmer"])
 def case(request, run_program, tmp_path_factory):
     directory = write_published_model(request.param, tmp_path_factory.mktemp(request.param))
     rows = rows_of(PUBLISHED[request.param])
