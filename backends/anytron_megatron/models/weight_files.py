@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import ConfigError
 from anytron.config.diagnostics import Diagnostic
-from anytron.task.data.model_files import read_object
+from anytron.task.data.composites import TensorNames
+from anytron.task.data.model_files import read_object, tensor_names
 from anytron.task.data.weight_headers import DamagedFileError, read_header
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.models.weight_names import (
@@ -69,6 +70,7 @@ def _faults(directory: Path, config: Mapping[str, Any], *, scores: bool) -> Iter
         yield message, "convert the weights: load the model with transformers and save it with save_pretrained"
     files, faults = _files(directory)
     shapes: dict[str, tuple[int, ...]] = {}
+    inner = (tensor_names(directory) if config else TensorNames()).inner
     for name, wanted in files.items():
         try:
             found = read_header(directory / name)
@@ -77,7 +79,7 @@ def _faults(directory: Path, config: Mapping[str, Any], *, scores: bool) -> Iter
             continue
         if absent := sorted(wanted - found.keys()):
             faults.append((f"{name} lacks {listed(absent)}, which should be in it by {INDEX}", _DOWNLOAD))
-        shapes |= {published_name(name): shape for name, shape in found.items()}
+        shapes |= {published_name(own): shape for name, shape in found.items() if (own := inner(name)) is not None}
     yield from faults
     family = FAMILIES.get(config.get("model_type", ""))
     expected = None if family is None else family.tensors(config)
