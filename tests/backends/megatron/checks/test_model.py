@@ -7,10 +7,12 @@ import pytest
 
 from anytron.config.schema import ModelSection, RunConfig
 from anytron.device.patches.plan import in_range, installed_version
+from anytron.task.data.composites import COMPOSITES
 from anytron.task.data.model_files import SAME_MODELS, as_known
 from anytron_conformance.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.plugin import MegatronBackend
+from tests.backends.megatron.checks.test_every_family import REGISTERED_AS
 from tests.backends.megatron.families.published import PUBLISHED
 
 MEGATRON = installed_version("megatron-core")
@@ -149,6 +151,28 @@ def test_a_config_of_ones_own_gets_the_name_that_transformers_knows(family, know
     assert refused.message == f"{family} cannot be trained: transformers has no such model type"
     assert f"set model.config.model_type={known}" in refused.fix
     assert remarks({**PUBLISHED[family], "model_type": known}) == []
+
+
+@pytest.mark.parametrize("family", COMPOSITES)
+def test_a_whole_model_in_a_config_of_ones_own_gets_the_part_that_is_read(family):
+    whole = next(model for model in PUBLISHED.values() if model["model_type"] == family)
+    field = COMPOSITES[family].field
+    refused = refusal(whole)
+    assert refused.key == "model.config"
+    assert f"it reads the language model ({field}) alone" in refused.message
+    assert refused.fix == f"set model.path to its directory, or model.config to the fields of its {field}"
+    assert remarks(as_known(whole)) == []
+
+
+def test_the_bridge_still_registers_llava_by_another_name_than_it_reads():
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    (root,) = find_spec("mcore_bridge").submodule_search_locations
+    assert "['llava_onevision1_5']" in (Path(root) / "model/mm_gpts/llava.py").read_text()
+    parser = (Path(root) / "config/parser.py").read_text()
+    assert "'llavaonevision1_5'" in parser
+    assert "'llava_onevision1_5'" not in parser
 
 
 def test_the_reasons_for_the_patches_of_ernie_with_experts_still_hold():
@@ -341,8 +365,8 @@ def test_families_whose_bridge_imports_files_of_the_model_directory_are_those_th
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "ModelMeta" and names & classes:
                 importing |= set(ast.literal_eval(node.args[1]))
 
-    assert importing == {row.model_type for row in FAMILIES.values() if row.runs_model_code}
-    for family in importing:
+    assert {REGISTERED_AS.get(name, name) for name in importing} == set(COMPOSITES) <= set(FAMILIES)
+    for family in COMPOSITES:
         assert "runs no code of a model directory" in refusal({**CONFIGS["qwen3"], "model_type": family}).message
 
 
