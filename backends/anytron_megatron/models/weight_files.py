@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """Files that mcore-bridge looks for (mcore_bridge/utils/safetensors.py); if both exist, it uses the index."""
 _DOWNLOAD = "complete the download"
+_PACKED = ".weight_packed"
+"""End of the names of weights that compressed-tensors has packed, such as Kimi-K2.5's experts."""
 
 
 def weight_diagnostics(
@@ -86,6 +88,10 @@ def _faults(directory: Path, config: Mapping[str, Any], *, scores: bool) -> Iter
     expected = with_score_head(expected) if expected and scores else expected
     # Without all headers every tensor of a damaged file would be called missing.
     if faults or expected is None or not files:
+        return
+    if packed := sorted(name for name in shapes if name.endswith(_PACKED)):
+        message = f"{len(packed)} weights are packed integers, which mcore-bridge does not read: {listed(packed)}"
+        yield message, "use bfloat16 weights of this model, and remove quantization_config from its config.json"
         return
     modules = prediction_tensors(shapes, (config.get("text_config") or config)["num_hidden_layers"])
     own = "use the weights that belong to this config.json"

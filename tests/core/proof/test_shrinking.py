@@ -13,8 +13,11 @@ from anytron.proof.shrinking import weights
 from anytron.proof.shrinking.configuration import DROPPED
 from anytron.proof.shrinking.run import shrink_published, shrink_run
 from anytron.proof.shrinking.weights import write_shrunk_model
-from tests.verification.published_configs import PUBLISHED
+from anytron.task.data.model_files import as_known
+from tests.verification import published_configs
 
+PUBLISHED = {name: as_known(fields) for name, fields in published_configs.PUBLISHED.items()}
+"""As a command reads them: of Ovis2.5 the language model's."""
 ONE = ParallelSizes()
 SPLIT = ParallelSizes(tensor=4, pipeline=2, context=2, expert=16)
 SIZES = (  # noqa: SIM905
