@@ -153,28 +153,6 @@ def test_a_config_of_ones_own_gets_the_name_that_transformers_knows(family, know
     assert remarks({**PUBLISHED[family], "model_type": known}) == []
 
 
-@pytest.mark.parametrize("family", COMPOSITES)
-def test_a_whole_model_in_a_config_of_ones_own_gets_the_part_that_is_read(family):
-    whole = next(model for model in PUBLISHED.values() if model["model_type"] == family)
-    field = COMPOSITES[family].field
-    refused = refusal(whole)
-    assert refused.key == "model.config"
-    assert f"it reads the language model ({field}) alone" in refused.message
-    assert refused.fix == f"set model.path to its directory, or model.config to the fields of its {field}"
-    assert remarks(as_known(whole)) == []
-
-
-def test_the_bridge_still_registers_llava_by_another_name_than_it_reads():
-    from importlib.util import find_spec
-    from pathlib import Path
-
-    (root,) = find_spec("mcore_bridge").submodule_search_locations
-    assert "['llava_onevision1_5']" in (Path(root) / "model/mm_gpts/llava.py").read_text()
-    parser = (Path(root) / "config/parser.py").read_text()
-    assert "'llavaonevision1_5'" in parser
-    assert "'llava_onevision1_5'" not in parser
-
-
 def test_the_reasons_for_the_patches_of_ernie_with_experts_still_hold():
     from importlib.util import find_spec
     from pathlib import Path
