@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import ConfigError, did_you_mean
 from anytron.config.diagnostics import Diagnostic
-from anytron.task.data.model_files import faults, flag, has_experts, number, read_object, whole
+from anytron.task.data.model_files import composite, faults, flag, has_experts, number, read_object, whole
 from anytron.task.data.weight_headers import DamagedFileError, read_header
 from anytron_megatron.checks.subject import Subject
 from anytron_megatron.lora.names import ALL_LINEAR, CONFIG_FILE, LAYERS, WEIGHTS_FILE
@@ -60,6 +60,12 @@ def lora_diagnostics(run: RunConfig, options: MegatronOptions) -> Iterator[Diagn
             "renaming them: it would leave their adapters out"
         )
         yield Diagnostic("error", "model.lora", why, "remove model.lora")
+    if policy.path is not None and policy.config and composite(policy.path) is not None:
+        why = (
+            f"{policy.path} holds more than a language model: PEFT would look for its adapters in the class of the "
+            "whole model, which is code of the directory, and no test loads them there"
+        )
+        yield Diagnostic("error", "model.lora", why, "remove model.lora, or train the directory of a language model")
     if run.model.freeze:
         why = (
             "this key has no effect with model.lora, which freezes the whole model and trains adapters of the "

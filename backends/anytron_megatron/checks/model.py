@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import did_you_mean
 from anytron.config.diagnostics import Diagnostic
+from anytron.task.data.composites import COMPOSITES
 from anytron.task.data.model_files import SAME_MODELS
 from anytron_megatron.checks.chunked_attention import layer_diagnostics
 from anytron_megatron.checks.hybrid import hybrid_diagnostics
@@ -104,14 +105,8 @@ def model_diagnostics(subject: Subject, options: MegatronOptions) -> Iterator[Di
             field if subject.path is not None else near or f"use one of {', '.join(sorted(FAMILIES))}",
         )
         return
-    if row.runs_model_code:
-        yield Diagnostic(
-            "error",
-            key,
-            f"mcore-bridge builds {family} with Python files of the model directory, but Anytron runs no code of a "
-            "model directory (SECURITY.md)",
-            _ANOTHER,
-        )
+    if family in COMPOSITES:
+        yield _unread(subject, family)
         return
     if obstacle := _obstacle(row, subject.text):
         yield Diagnostic("error", key, f"{family} cannot be trained: {obstacle[0]}", obstacle[1])
@@ -140,6 +135,22 @@ def model_diagnostics(subject: Subject, options: MegatronOptions) -> Iterator[Di
     yield from _ernie(key, family, subject.text, options)
     yield from layer_diagnostics(key, family, subject.text)
     yield from _rotary(key, row, subject.text)
+
+
+def _unread(subject: Subject, family: str) -> Diagnostic:
+    """Refuse a model of which Anytron could read only the language model, and did not."""
+    composite = COMPOSITES[family]
+    why = (
+        f"mcore-bridge builds {family} with Python files of the model directory, but Anytron runs no code of a model "
+        f"directory (SECURITY.md): it reads the language model ({composite.field}) alone"
+    )
+    if subject.path is None:
+        fix = f"set model.path to its directory, or model.config to the fields of its {composite.field}"
+        return Diagnostic("error", subject.key, why, fix)
+    text = subject.config.get(composite.field)
+    found = text.get("model_type") if isinstance(text, dict) else None
+    tested = ", ".join(composite.types)
+    return Diagnostic("error", subject.key, f"{why}, and this one is {found}, not one of {tested}", _ANOTHER)
 
 
 def _obstacle(row: Family, text: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from anytron.base.errors import ConfigError
-from anytron.task.data.model_files import CHOSEN_EXPERTS, EXPERT_COUNTS, read_config
+from anytron.task.data.model_files import CHOSEN_EXPERTS, EXPERT_COUNTS, read_config, tensor_names
 from anytron.task.data.weight_headers import DamagedFileError, read_header
 from anytron_megatron.lora.names import ALL_LINEAR, LAYERS
 from anytron_megatron.models.families import family_of
@@ -186,9 +186,10 @@ def chosen_share(config: Mapping[str, Any]) -> float:
 
 def _in_files(directory: Path) -> Shapes:
     shapes: Shapes = {}
+    inner = tensor_names(directory).inner
     try:
         for file in sorted(directory.glob("*.safetensors")):
-            shapes |= read_header(file)
+            shapes |= {own: shape for name, shape in read_header(file).items() if (own := inner(name)) is not None}
     except DamagedFileError as error:
         raise ConfigError(
             "The weights cannot be read.", where=str(directory), why=str(error), fix="complete the download"

@@ -15,7 +15,8 @@ import torch
 from anytron.base.errors import ConfigError, EngineError
 from anytron.base.traits import AttentionHeads
 from anytron.sequences.masks import MaskKind
-from anytron.task.data.pretrained import read_hf_config
+from anytron.task.data.model_files import tensor_names
+from anytron.task.data.pretrained import read_hf_config, save_hf_config
 from anytron_megatron.models.chunked_attention import longest_whole
 from anytron_megatron.models.configuration import (
     SPARSE_ATTENTION_FIELDS,
@@ -117,6 +118,7 @@ class BridgeSource:
 
         self.model_dir = model_dir
         self.hf_config = read_hf_config(model_dir)
+        self._names = tensor_names(model_dir)
         family = get_mcore_model_type(self.hf_config.model_type)
         assert family is not None  # checks/model.py
         text_config = self.hf_config.get_text_config()
@@ -258,7 +260,7 @@ class BridgeSource:
             check(chunks)
         for chunk in chunks:
             _move(chunk, device)
-        load_weights(self._bridge, chunks, self.model_dir, self.config.num_layers)
+        load_weights(self._bridge, chunks, self.model_dir, self.config.num_layers, self._names)
         if self.traits.sparse_attention:
             freeze_indexers(chunks)
         if self.vision is None:
@@ -329,7 +331,8 @@ class BridgeSource:
     def save(self, chunks: Sequence[nn.Module], path: Path) -> None:
         """Write a Hugging Face model directory: sharded safetensors and config. A collective.
 
-        Multi-token prediction modules that were not built are copied from the original directory.
+        Multi-token prediction modules that were not built are copied from the original directory, and so are the
+        tensors and the config of other models that lie there beside the language model.
         """
         from mcore_bridge.utils import StreamingSafetensorSaver
 
@@ -338,7 +341,7 @@ class BridgeSource:
         head: Tensor | None = None
         written = set()
         for name, tensor in self.export(chunks, saving=True):
-            saver.add_tensor(name, tensor)
+            saver.add_tensor(self._names.outer(name), tensor)
             written.add(name)
             embedding = tensor if name == self._bridge.hf_embed_key else embedding
             head = tensor if name == self._bridge.hf_lm_head_key else head
@@ -347,17 +350,19 @@ class BridgeSource:
             for name, stored in self._left_out(written):
                 copied = next((tensor for copy, tensor in now.items() if name.endswith(copy)), None)
                 saver.add_tensor(name, stored if copied is None else copied.clone())
-            self.hf_config.save_pretrained(path)
+            save_hf_config(self.hf_config, self.model_dir, path)
         saver.finalize()
         torch.distributed.barrier()
 
     def _left_out(self, written: set[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield tensors of multi-token prediction modules that the files have and the export lacks."""
+        """Yield tensors of prediction modules and of other models that the files have and the export lacks."""
         from mcore_bridge.utils import SafetensorLazyLoader
 
         with SafetensorLazyLoader(str(self.model_dir)) as files:
             tensors = files.get_state_dict()
-            for name in sorted(self.prediction_names(tensors) - written):
+            inner = {name: self._names.inner(name) for name in tensors}
+            ahead = self.prediction_names(filter(None, inner.values())) - written
+            for name in sorted(name for name, own in inner.items() if own is None or own in ahead):
                 yield name, tensors[name].load()
 
 

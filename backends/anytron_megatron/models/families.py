@@ -40,7 +40,6 @@ class Family:
         refused: Entries of :data:`COLUMNS` that the checks refuse.
         sparse_attention: Whether it has DeepSeek sparse attention, which runs with megatron-core 0.19 and later.
         hybrid: Whether it has Mamba-2 layers, in a ``HybridModel``, which run with megatron-core 0.19 and later.
-        runs_model_code: Whether mcore-bridge imports Python files of the model directory to build it.
         obstacle: Why no configuration can train it; empty if one can.
         wanted: Fields of the language model that mcore-bridge needs, and whose default in transformers is null.
         needs: A package without which mcore-bridge cannot build it: the name to import, and the name to install.
@@ -60,7 +59,6 @@ class Family:
     refused: tuple[str, ...] = ()
     sparse_attention: bool = False
     hybrid: bool = False
-    runs_model_code: bool = False
     obstacle: str = ""
     wanted: tuple[str, ...] = ()
     needs: tuple[str, str] | None = None
@@ -85,6 +83,7 @@ _DENSE = (*_FORMATS, "TP", "PP", "CP")
 _EXPERTS = (*_DENSE, "VPP", "EP", "replay", "LoRA", "cache")
 _PUBLISHED = (*_DENSE, "VPP")
 _PUBLISHED_EXPERTS = (*_PUBLISHED, "EP", "replay")
+_PARTLY_READ = ("LoRA", "images")
 _PUBLISHED_IMAGES = (*_DENSE, "images")
 _NO_STATE = "mcore-bridge's Gated DeltaNet keeps no state from one forward pass to the next"
 _NO_STATES = "no test compares the states that Megatron's Mamba layers keep with their forward pass"
@@ -226,11 +225,11 @@ _ROWS = (
     Family(
         "glm_moe_dsa", "GLM-5", (*_PUBLISHED, "EP"), refused=("cache",), sparse_attention=True, cacheless=_NO_KEYS
     ),
-    Family("kimi_k25", "Kimi-K2.5", refused=_FORMATS, runs_model_code=True),
-    Family("kimi_vl", "Kimi-VL", refused=_FORMATS, runs_model_code=True),
-    Family("internvl_chat", "InternVL (internvl_chat)", refused=_FORMATS, runs_model_code=True),
-    Family("ovis2_5", "Ovis2.5", refused=_FORMATS, runs_model_code=True),
-    Family("llava_onevision1_5", "LLaVA-OneVision-1.5", refused=_FORMATS, runs_model_code=True),
+    Family("kimi_k25", "Kimi-K2.5", (*_PUBLISHED_EXPERTS, "cache"), _PARTLY_READ),
+    Family("kimi_vl", "Kimi-VL", (*_PUBLISHED_EXPERTS, "cache"), _PARTLY_READ),
+    Family("internvl_chat", "InternVL (internvl_chat)", (*_PUBLISHED_EXPERTS, "cache"), _PARTLY_READ),
+    Family("ovis2_5", "Ovis2.5", (*_PUBLISHED, "cache"), _PARTLY_READ),
+    Family("llavaonevision1_5", "LLaVA-OneVision-1.5", (*_PUBLISHED, "cache"), _PARTLY_READ),
     Family("deepseek_v4", "DeepSeek-V4", refused=_FORMATS, obstacle=_UNRELEASED),
     Family("glm5_next", "GLM-5.3", refused=_FORMATS, obstacle=_UNRELEASED),
     Family(

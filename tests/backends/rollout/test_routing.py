@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from anytron.base.errors import EngineError
-from anytron.task.data.model_files import SAME_MODELS
+from anytron.task.data.model_files import as_known
 from anytron.task.data.pretrained import model_class, read_hf_config, take_latent_epsilon
 from anytron.workers.engines.rollout_engine import PromptInputs, SamplingParams
 from anytron_conformance.tiny_models import CONFIGS, write_tiny_model
@@ -24,7 +24,7 @@ CHANGES = {"qwen3_moe": {"num_experts": 8}, "deepseek_v3": {"n_routed_experts": 
 LAYERS = {"qwen3_moe": 4, "deepseek_v3": 3, "qwen3_next": 4}
 WITHOUT_DENSE = ("gpt_oss", "minimax_m2", "olmoe", "qwen2_moe", "qwen3_5_moe", "qwen3_vl_moe")
 """Published configurations with experts in each of their four layers."""
-OTHERS = ("qwen3_next", *(name for name in WITH_REPLAY if name not in SAME_MODELS))
+OTHERS = ("qwen3_next", *(name for name in WITH_REPLAY if as_known(PUBLISHED[name]) is PUBLISHED[name]))
 MODELS = [*CHANGES, *(pytest.param(name, marks=pytest.mark.families) for name in OTHERS)]
 
 

@@ -25,3 +25,13 @@ def test_a_model_whose_config_asks_for_code_starts_from_a_directory_that_does_no
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
     with start_directory(config, takes_images=False) as directory:
         assert directory == tmp_path
+
+
+def test_of_a_directory_with_other_models_vllm_gets_the_language_model(tmp_path):
+    text = {name: value for name, value in MODEL.items() if name != "architectures"}
+    whole = {"model_type": "llavaonevision1_5", "text_config": {**text, "model_type": "LLaVAOneVision1_5_text"}}
+    (tmp_path / "config.json").write_text(json.dumps({**whole, "vision_config": {"patch_size": 14}}))
+    config = default_run({"rollout": {"engine": "vllm"}, "model": {"path": str(tmp_path)}})
+    with start_directory(config, takes_images=False) as directory:
+        known = json.loads((directory / "config.json").read_text())
+    assert known == {**text, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}

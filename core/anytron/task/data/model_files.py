@@ -14,10 +14,13 @@ from anytron.base.errors import ConfigError
 from anytron.config import json_files
 from anytron.config.diagnostics import Diagnostic
 from anytron.config.json_files import LARGEST_FILE
+from anytron.task.data.composites import COMPOSITES, TensorNames, language_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
+
+    from anytron.task.data.composites import Composite
 
     Kind = Callable[[Any], str]
     """Function that returns what a value must be; empty if the value is accepted."""
@@ -129,7 +132,7 @@ _CONFIG = _fields(
     (_TOKEN, "image_token_id video_token_id"),
     (partial(list_of, kind=text), "layer_types architectures"),
     (partial(list_of, kind=_from_zero_to(2**16)), "mlp_only_layers deepstack_visual_indexes"),
-    (mapping, "text_config vision_config rope_parameters rope_scaling auto_map"),
+    (mapping, "text_config llm_config vision_config rope_parameters rope_scaling auto_map"),
 )
 _GENERATION = _fields((partial(one_or_list, kind=_TOKEN), "eos_token_id"))
 # Numbers of tokens that some classes of tokenizers make by themselves.
@@ -214,15 +217,39 @@ def read_config_file(path: Path) -> dict[str, Any]:
 
 
 def as_known(fields: dict[str, Any]) -> dict[str, Any]:
-    """Replace a ``model_type`` of :data:`SAME_MODELS`, and drop the names of code that belong to it.
+    """Return the config of a model that transformers knows, and drop the names of code that belong to it.
+
+    A ``model_type`` of :data:`SAME_MODELS` is replaced. Of a model of
+    :data:`anytron.task.data.composites.COMPOSITES` only the language model's config is returned.
 
     Returns:
         A copy, or the fields themselves if their ``model_type`` is another one.
     """
+    if (text := language_config(fields)) is not None:
+        return text
     known = SAME_MODELS.get(str(fields.get("model_type")))
     if known is None:
         return fields
     return {**{name: value for name, value in fields.items() if name != "auto_map"}, "model_type": known}
+
+
+def tensor_names(directory: Path) -> TensorNames:
+    """Read how a model directory names the tensors of its language model.
+
+    Raises:
+        ConfigError: ``config.json`` is malformed.
+    """
+    return TensorNames() if (one := composite(directory)) is None else TensorNames(one.names)
+
+
+def composite(directory: Path) -> Composite | None:
+    """Return where a directory has its language model; None if it holds that model alone, or no ``config.json``.
+
+    Raises:
+        ConfigError: ``config.json`` is malformed.
+    """
+    fields = published_config(directory) if (directory / CONFIG_FILE).is_file() else {}
+    return None if language_config(fields) is None else COMPOSITES[fields["model_type"]]
 
 
 def end_tokens(directory: Path) -> list[int]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Union
 from anytron.base.errors import ConfigError, DataError
 from anytron.base.files import exhausted
 from anytron.task.data.images import ImagePatches
+from anytron.task.data.model_files import composite
 from anytron.task.data.pretrained import load_image_processor
 
 if TYPE_CHECKING:
@@ -186,13 +187,17 @@ def load_vision(
             ``model.processor`` is given to a model that gets no images.
     """
     if any(getattr(hf_config, name, None) is None for name in ("vision_config", "image_token_id")):
+        part = composite(Path(model.path)) is not None if model.path else False
+        why = f"of {model.path} only the language model is read, a {hf_config.model_type}" if part else None
         if model.processor is not None:
             raise ConfigError(
                 "An image processor is given, but the model takes no images.",
                 where="model.processor",
-                why=f"model_type {hf_config.model_type} has no vision_config",
+                why=why or f"model_type {hf_config.model_type} has no vision_config",
                 fix="remove model.processor, or use a vision-language model",
             )
+        if why is not None:
+            tell(f"the model gets no images: {why}")
         return None
     if lacking := lacking_sizes(hf_config):
         why = f"its vision_config lacks the sizes of image patches: {', '.join(lacking)}"

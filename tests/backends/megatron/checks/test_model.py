@@ -7,10 +7,12 @@ import pytest
 
 from anytron.config.schema import ModelSection, RunConfig
 from anytron.device.patches.plan import installed_version
+from anytron.task.data.composites import COMPOSITES
 from anytron.task.data.model_files import SAME_MODELS, as_known
 from anytron_conformance.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES, Family
 from anytron_megatron.plugin import MegatronBackend
+from tests.backends.megatron.checks.test_every_family import REGISTERED_AS
 from tests.backends.megatron.families.published import PUBLISHED
 
 MEGATRON = installed_version("megatron-core")
@@ -325,8 +327,8 @@ def test_families_whose_bridge_imports_files_of_the_model_directory_are_those_th
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "ModelMeta" and names & classes:
                 importing |= set(ast.literal_eval(node.args[1]))
 
-    assert importing == {row.model_type for row in FAMILIES.values() if row.runs_model_code}
-    for family in importing:
+    assert {REGISTERED_AS.get(name, name) for name in importing} == set(COMPOSITES) <= set(FAMILIES)
+    for family in COMPOSITES:
         assert "runs no code of a model directory" in refusal({**CONFIGS["qwen3"], "model_type": family}).message
 
 

@@ -66,6 +66,9 @@ PUBLISHED_EXPERTS = (*ONE_RANK, TP2, EP2, TP2_EP2, PP2, VPP2, CP2)
 # A vision tower is on the first stage only: an interleaved pipeline is left out.
 PUBLISHED_IMAGES = tuple(one for one in PUBLISHED_DENSE if one is not VPP2)
 PUBLISHED_IMAGE_EXPERTS = tuple(one for one in PUBLISHED_EXPERTS if one is not VPP2)
+# Of language models that other rows prove: each column once.
+PART_DENSE = (*ONE_RANK, TP2, TP2_WHOLE, VPP2, CP2)
+PART_EXPERTS = (*ONE_RANK, TP2_EP2, VPP2, CP2)
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,13 @@ PUBLISHED_MODELS = (
     Model("llama4_scout", "Llama 4 Scout", PUBLISHED_EXPERTS, quick=(ONE,), still=_LLAMA),
     Model("llama4_maverick", "Llama 4 Maverick", PUBLISHED_EXPERTS, quick=(), still=_LLAMA),
     Model("glm4v_moe", "GLM-4.5V, images", PUBLISHED_IMAGE_EXPERTS, quick=()),
+    Model("kimi_k25", "Kimi-K2.5", PART_EXPERTS, quick=(ONE,)),
+    Model("kimi_vl", "Kimi-VL", PART_EXPERTS, quick=()),
+    Model("internvl_chat", "InternVL (internvl_chat)", PART_DENSE, quick=()),
+    Model("internvl_chat_moe", "InternVL (internvl_chat), experts", (ONE, TP2_EP2), quick=()),
+    Model("internvl_chat_qwen2", "InternVL (internvl_chat), Qwen2", (ONE, TP2_WHOLE), quick=()),
+    Model("ovis2_5", "Ovis2.5", PART_DENSE, quick=()),
+    Model("llava_onevision1_5", "LLaVA-OneVision-1.5", PART_DENSE, quick=()),
 )
 """Families and configurations beyond the kit's: ``tox -e families``."""
 
@@ -192,12 +202,13 @@ WITH_ADAPTERS = (
 WITH_CACHE = (
     "glm4_5_air", "glm4_6", "minimax_m2", "qwen2_moe", "olmoe", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "hy_v3",
     "kimi_k2", "moonlight", "dots1", "internlm3", "mimo", "glm4", "glm4_moe_lite", "internvl3_5", "internvl3_5_moe",
-    "internvl3", "llama4_scout", "llama4_maverick",
+    "internvl3", "llama4_scout", "llama4_maverick", "kimi_k25", "kimi_vl", "internvl_chat", "internvl_chat_moe",
+    "internvl_chat_qwen2", "ovis2_5", "llava_onevision1_5",
 )  # fmt: skip
 """Published configurations that ``tests/backends/megatron/generation`` generates with."""
 WITH_REPLAY = (
     "glm4_5_air", "gpt_oss", "minimax_m2", "qwen2_moe", "olmoe", "deepseek_v2", "ernie4_5_moe", "hy_v3", "qwen3_5_moe",
-    "kimi_k2", "dots1", "glm4_moe_lite", "qwen3_vl_moe", "glm4v_moe",
+    "kimi_k2", "dots1", "glm4_moe_lite", "qwen3_vl_moe", "glm4v_moe", "kimi_k25", "kimi_vl", "internvl_chat_moe",
 )  # fmt: skip
 """Published configurations whose routing ``tests/backends/megatron/experts/test_published_routing.py`` replays."""
 

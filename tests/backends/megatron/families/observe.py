@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from anytron.proof.verification.gradients import computed_gradients
 from anytron.proof.verification.hugging_face import ExpectedGradients, expected_gradients
+from anytron.proof.verification.weights import stored_weights
 from anytron.run.trainer.updates import UpdatePlan
-from anytron.task.data.model_files import as_known
+from anytron.task.data.model_files import as_known, composite
 from anytron.task.data.pretrained import model_class, take_latent_epsilon
 from anytron_conformance.tiny_models import IMAGE_TOKEN
 
@@ -117,7 +118,11 @@ def observe(ranks: Ranks, model: Path, layout: Layout, truth: Truth, loss: Polic
 def hugging_face_logits(model: Path, batch: RaggedBatch, dtype: torch.dtype) -> Tensor:
     """What transformers computes, sequence by sequence: float32 ``[T, V]``."""
     config = AutoConfig.for_model(**as_known(json.loads((model / "config.json").read_text(encoding="utf-8"))))
-    computed = model_class(config).from_pretrained(model, config=config, dtype=dtype).eval()
+    if composite(model) is None:
+        computed = model_class(config).from_pretrained(model, config=config, dtype=dtype).eval()
+    else:
+        given = {"state_dict": stored_weights(model)}
+        computed = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(None, config=config, dtype=dtype, **given)
     take_latent_epsilon(computed)
     images = batch.images or [None] * batch.num_sequences
     found = []
@@ -170,7 +175,7 @@ class Truth:
 
     Attributes:
         batch: The trajectories.
-        checkpoint: The model's tensors.
+        checkpoint: The model's tensors: of a directory with other models, the language model's.
         logits: Hugging Face's, float32.
         half_logits: Hugging Face's in bfloat16.
         expected: Hugging Face's gradients, float32, and the trajectories with log-probs that are slightly off-policy
@@ -193,12 +198,9 @@ class Truth:
     @classmethod
     def of(cls, model: Path, batch: RaggedBatch, learning_rate: float = LEARNING_RATE) -> Truth:
         """Compute it."""
-        checkpoint: Weights = {}
-        for file in sorted(model.glob("*.safetensors")):
-            checkpoint |= load_file(file)
         return cls(
             batch,
-            checkpoint,
+            stored_weights(model),
             hugging_face_logits(model, batch, torch.float32),
             hugging_face_logits(model, batch, torch.bfloat16),
             expected_gradients(model, None, torch.float32, batch),

@@ -1,8 +1,9 @@
 """Write tiny models with published configurations.
 
 ``save_pretrained`` of transformers 5 would rename some of their fields: the directory gets the file in its published
-form. Two published files have a ``model_type`` that transformers knows only with code of the directory: transformers
-makes these models as another type (``anytron.task.data.model_files.SAME_MODELS``), which the directory does not name.
+form. Some published files have a ``model_type`` that transformers knows only with code of the directory: transformers
+makes these models, or their language models, as another type (``anytron.task.data.model_files.as_known``), which the
+directory does not name.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from anytron.task.data.model_files import as_known
+from anytron.task.data.composites import COMPOSITES
+from anytron.task.data.model_files import as_known, tensor_names
 from anytron_conformance.tiny_models import write_random_model
+from tests.backends.megatron.families.published_composites import OTHER_TENSORS, WHOLE_MODELS
 from tests.backends.megatron.families.published_images import VISION_MODELS
 from tests.backends.megatron.families.published_latent import LATENT_MODELS
 from tests.backends.megatron.families.published_text import LANGUAGE_MODELS
@@ -28,6 +31,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     **LATENT_MODELS,
     **VISION_MODELS,
     **IDLE_TOWERS,
+    **WHOLE_MODELS,
 }
 """Name -> Hugging Face config, with ``model_type``."""
 
@@ -58,7 +62,18 @@ def write_published_model(name: str, directory: Path) -> Path:
     if PUBLISHED[name]["model_type"] == "nemotron_h":
         _lengthen(directory / "model.safetensors")
     (directory / "config.json").write_text(json.dumps(PUBLISHED[name], indent=1), encoding="utf-8")
+    if PUBLISHED[name]["model_type"] in COMPOSITES:
+        _surround(directory, OTHER_TENSORS[PUBLISHED[name]["model_type"]])
     return directory
+
+
+def _surround(directory: Path, others: tuple[str, ...]) -> None:
+    """Give a language model's tensors their published names, and put tensors of a tower and an aligner beside them."""
+    file, outer = directory / "model.safetensors", tensor_names(directory).outer
+    weights = {outer(name): tensor for name, tensor in load_file(file).items()}
+    generator = torch.Generator().manual_seed(5)
+    weights |= {name: torch.randn(3, 5, generator=generator).bfloat16() for name in others}
+    save_file(weights, file, {"format": "pt"})
 
 
 def _soften(file: Path) -> None:
