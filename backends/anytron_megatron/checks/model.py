@@ -132,6 +132,10 @@ def model_diagnostics(subject: Subject, options: MegatronOptions) -> Iterator[Di
     if inner in FAMILIES:
         yield from _routing(key, inner, subject.text, options)
     yield from _orientation(key, family, subject.text)
+    if family == "gemma4" and not subject.config.get("vision_config"):
+        # mcore_bridge/model/mm_gpts/gemma4.py, prepare_model
+        message = "this gemma4 has no vision_config, and mcore-bridge builds none without a tower of images"
+        yield Diagnostic("error", key, message, "train a model with a vision_config, as all published ones have")
     yield from _ernie(key, family, subject.text, options)
     yield from layer_diagnostics(key, family, subject.text)
     yield from _rotary(key, row, subject.text)

@@ -4,6 +4,8 @@ import json
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from transformers import CONFIG_MAPPING, AutoConfig
@@ -79,6 +81,8 @@ def configuration(family):
     config = AutoConfig.for_model(family).to_dict()
     if FAMILIES[family].obstacle:
         return config  # it is not built
+    if family == "gemma4":
+        config["vision_config"] = AutoConfig.for_model("gemma4_vision").to_dict()  # transformers has none by default
     config = shrunken(config)
     (config.get("text_config") or config).update(WRITTEN.get(family, {}))
     return config
@@ -117,6 +121,14 @@ def test_a_model_is_refused_by_name_or_its_images_are_understood(configurations,
         assert all(f"{family} is not supported with images" in line for line in told)
         if FAMILIES[family].proof:
             assert (vision is not None) == FAMILIES[family].takes_images
+
+
+def test_a_gemma_4_without_a_tower_is_refused_because_the_bridge_builds_one():
+    (found,) = refusals({**configuration("gemma4"), "vision_config": None})
+    assert "no vision_config" in found.message
+    (bridge,) = find_spec("mcore_bridge").submodule_search_locations
+    source = (Path(bridge) / "model/mm_gpts/gemma4.py").read_text()
+    assert "self.vision_tower = AutoModel.from_config(hf_config.vision_config)\n" in source
 
 
 @pytest.fixture(scope="module")
