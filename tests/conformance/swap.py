@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import pkgutil
+from collections.abc import Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +19,22 @@ def swapped(target: str, function: Callable[..., Any]) -> Iterator[None]:
 
     Args:
         target: ``package.module:name`` or ``package.module:Class.name``.
-        function: Called with the original and the arguments of each call.
+        function: Called with the original and the arguments of each call. If ``target`` is a mapping, it is called
+            with the original once, and returns what takes its place.
     """
     place, _, name = target.rpartition(":")
     path, _, name = name.rpartition(".")
     owner = pkgutil.resolve_name(f"{place}:{path}" if path else place)
     found = inspect.getattr_static(owner, name)
     original = found.__func__ if isinstance(found, (staticmethod, classmethod)) else found
+
+    if isinstance(found, Mapping):
+        setattr(owner, name, function(found))
+        try:
+            yield
+        finally:
+            setattr(owner, name, found)
+        return
 
     @functools.wraps(original)
     def replacement(*arguments: Any, **named: Any) -> Any:

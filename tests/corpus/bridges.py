@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 
-import torch
-
 from anytron import hookimpl
 from anytron.kernels.attention import make_attention
 from anytron.kernels.contract import KernelName
@@ -43,26 +41,18 @@ class TwoNormsFromOneTensor(Fault):
     @in_place_of(LOAD)
     def fill(original, bridge, chunks, *arguments):
         original(bridge, chunks, *arguments)
-        others = [value for name, value in parameters(chunks, ".post_self_attn_layernorm.weight")]
-        for (_, value), other in zip(parameters(chunks, ".pre_mlp_layernorm.weight"), others, strict=True):
+        others = dict(parameters(chunks, "post_self_attn_layernorm.weight"))
+        before = dict(parameters(chunks, "mlp.linear_fc1.layer_norm_weight")) or dict(
+            parameters(chunks, "pre_mlp_layernorm.weight")
+        )
+        for value, other in zip(before.values(), others.values(), strict=True):
             value.data.copy_(other)
-
-
-class LogitSoftcapMissingInOneVariant(Fault):
-    """The output layer does not cap its logits."""
-
-    run, rule = "softcap", "hf-logits"
-
-    @staticmethod
-    @in_place_of("anytron_megatron.building:take_cap")
-    def uncapped(original, model):
-        original(model)
 
 
 class RouterCorrectionBiasNotMapped(Fault):
     """The bias by which experts are chosen stays zero."""
 
-    run, rule = "mla", "hf-logits"
+    run, rule = "mtp", "hf-logits"
 
     @staticmethod
     @in_place_of(LOAD)
@@ -70,18 +60,6 @@ class RouterCorrectionBiasNotMapped(Fault):
         original(bridge, chunks, *arguments)
         for _, value in parameters(chunks, "expert_bias"):
             value.data.zero_()
-
-
-class ActivationNamedByALegacyField(Fault):
-    """The exact GELU takes the place of its approximation by tanh."""
-
-    run, rule = "softcap", "hf-logits"
-
-    @staticmethod
-    @in_place_of("anytron_megatron.models.bridge:completed")
-    def exact(original, converted):
-        found = original(converted)
-        return {**found, "activation_func": torch.nn.functional.gelu}
 
 
 class EpsilonOfTheConfigNotPassed(Fault):

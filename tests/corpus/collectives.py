@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-from torch import distributed
-
 from tests.corpus.fault import Fault, in_place_of
 
 DDP = "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel"
@@ -61,23 +58,6 @@ class GradientDoubledForAGroupOfOne(Fault):
         return original(self, *arguments, **named)
 
 
-class ScaledTheWrongBuffer(Fault):
-    """What earlier micro-batches have left is divided by the data-parallel size, and the new gradient is not."""
-
-    run, rule = "dp2", "hf-gradients"
-
-    @staticmethod
-    @in_place_of(f"{DDP}._make_backward_post_hook")
-    def make_hook(original, self, param):
-        hook = original(self, param)
-
-        def scaled(*unused):
-            param.main_grad.mul_(0.5)
-            hook(*unused)
-
-        return scaled
-
-
 class BufferOfTheWeightGatherIsTheGradient(Fault):
     """The gradient buffer is not cleared after it was used for something else."""
 
@@ -116,55 +96,13 @@ class CommunicatorInheritsAnEmptyDispatch(Fault):
         output[:rows].copy_(given[:rows])
 
 
-class ExpertsOutputReducedTwice(Fault):
-    """The output of the experts, which the dispatcher has reduced already, is reduced once more."""
-
-    run, rule = "ep2", "hf-logits"
-
-    @staticmethod
-    @in_place_of("megatron.core.transformer.moe.token_dispatcher:MoEAlltoAllTokenDispatcher.combine_postprocess")
-    def combine(original, self, *arguments):
-        output = original(self, *arguments)
-        return Reduced.apply(output, self.ep_group)
-
-
-class Reduced(torch.autograd.Function):
-    """A sum over the ranks of a group."""
-
-    @staticmethod
-    def forward(ctx, values, group):
-        total = values.clone()
-        distributed.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
 class GatherOfDuplicatedWorkSummedInBackward(Fault):
     """Every rank computes the output layer's input in full, and the backward pass adds up equal gradients."""
 
-    run, rule = "tp2", "hf-gradients"
+    run, rule = "tp2-whole", "hf-gradients"
 
     @staticmethod
     @in_place_of("megatron.core.tensor_parallel.mappings:_CopyToModelParallelRegion.backward")
     def twice(original, ctx, grad_output):
         grad, *others = original(ctx, grad_output)
         return 2.0 * grad, *others
-
-
-class SharedAdapterDiffersBetweenExpertRanks(Fault):
-    """An adapter that all expert-parallel ranks share begins with each rank's own random numbers."""
-
-    run, rule = "ep2-lora", "parallel-equals-single"
-
-    @staticmethod
-    @in_place_of("anytron_megatron.training.trained_model:wrap_for_training")
-    def wrap(original, chunks, *arguments):
-        generator = torch.Generator().manual_seed(distributed.get_rank())
-        for chunk in chunks:
-            for name, parameter in chunk.named_parameters():
-                if "lora_A" in name and ".experts." not in name:
-                    parameter.data.add_(0.01 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype))
-        return original(chunks, *arguments)

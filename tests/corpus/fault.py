@@ -24,15 +24,16 @@ class Fault(Mutant):
 
     Attributes:
         run: The run in which it changes a number: a key of ``tests.corpus.runs.RUNS``.
+        changes_a_run: Whether a run of two steps shows it; otherwise only the rule's own number does.
         rule: The check of ``anytron verify``, or the rule of ``anytron conformance``, that must fail.
     """
 
-    run = ""
+    run, changes_a_run = "", True
 
     @classmethod
     def entry(cls) -> str:
         """Return the name of the published entry."""
-        return re.sub(r"(?<!^)(?=[A-Z0-9])", "-", cls.__name__).lower()
+        return re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
 
     @classmethod
     @contextmanager

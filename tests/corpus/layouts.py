@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from anytron import hookimpl
-from anytron.kernels.contract import KernelName
-from anytron.kernels.fused import default_kernel
 from tests.corpus.fault import Fault, in_place_of
 
 BRIDGE = "mcore_bridge.bridge.gpt_bridge:GPTBridge"
@@ -37,24 +34,6 @@ class LocalLayerNumberUsedForAGlobalScale(Fault):
         return original(window_size, frequency, 1)
 
 
-class SquareStateReadInTheOtherOrder(Fault):
-    """The recurrent state is transposed between two chunks; its two sizes are equal."""
-
-    run, rule = "delta-net", "gated-delta-rule"
-
-    @hookimpl
-    def fused_kernel(self, name, spec):
-        if name is not KernelName.GATED_DELTA_RULE:
-            return None
-        kernel = default_kernel(name, spec)
-
-        def transposed(*arguments, **named):
-            output, state = kernel(*arguments, **named)
-            return output, None if state is None else state.transpose(-1, -2)
-
-        return transposed
-
-
 class JoinedProjectionNotGroupedByRank(Fault):
     """The parts of a joined projection are joined as a whole, and then cut by rank."""
 
@@ -62,16 +41,16 @@ class JoinedProjectionNotGroupedByRank(Fault):
 
     @staticmethod
     @in_place_of(f"{BRIDGE}._split_tp")
-    def whole(original, self, hf_weight, tp_dim, *arguments):
+    def whole(original, self, hf_weight, tp_dim, *arguments, **named):
         if tp_dim == 0 and hf_weight.dim() == 3 and len(hf_weight) == 2:  # gate and up
             hf_weight = hf_weight.flatten(0, 1).unflatten(0, (-1, 2)).transpose(0, 1)
-        return original(self, hf_weight, tp_dim, *arguments)
+        return original(self, hf_weight, tp_dim, *arguments, **named)
 
 
 class GateAndUpReorderedWhenACheckpointIsLoaded(Fault):
     """The middle two quarters of a joined gate and up projection are exchanged."""
 
-    run, rule = "qwen3", "hf-logits"
+    run, rule = "qwen3", "export-equals-import"
 
     @staticmethod
     @in_place_of("anytron_megatron.models.bridge:load_weights")
@@ -82,25 +61,3 @@ class GateAndUpReorderedWhenACheckpointIsLoaded(Fault):
                 if name.endswith("mlp.linear_fc1.weight"):
                     first, second, third, fourth = parameter.data.chunk(4)
                     parameter.data.copy_(torch.cat([first, third, second, fourth]))
-
-
-class FusedQkvAdapterConcatenatedNotInterleaved(Fault):
-    """The rows of an adapter of query, key and value are joined one after the other, and not by group of heads."""
-
-    run, rule = "lora", "adapters-equal-merged"
-
-    @staticmethod
-    @in_place_of("mcore_bridge.tuners.lora:LoraParallelLinear.forward")
-    def concatenated(original, self, x, *arguments, **named):
-        found = original(self, x, *arguments, **named)
-        name = next(iter(self.lora_B), None)
-        heads = 2
-        if name is None or self.lora_B[name].weight.shape[0] != 128:
-            return found
-        out, *others = found
-        base = self.base_layer(x, *arguments, **named)[0]
-        delta = out - base
-        grouped = delta.unflatten(-1, (heads, -1))
-        width = grouped.shape[-1] // 4
-        parts = [grouped[..., : 2 * width], grouped[..., 2 * width : 3 * width], grouped[..., 3 * width :]]
-        return base + torch.cat([one.flatten(-2) for one in parts], -1), *others

@@ -11,7 +11,6 @@ from anytron.device.loading.neutral import NeutralDefaults
 from anytron.kernels.attention import make_attention
 from anytron.kernels.contract import KernelName
 from anytron.kernels.fused import default_kernel
-from anytron.sequences.masks import MaskKind
 from tests.corpus.fault import Fault, in_place_of
 
 PARSED = "mcore_bridge.config.parser:hf_to_mcore_config"
@@ -69,7 +68,7 @@ def boundaries(value):
 class WindowMaskOverwritesPaddingMask(Fault):
     """The map of real tokens is replaced by the last row of a window, so that real tokens count as padding."""
 
-    run, rule = "moe-bshd", "hf-gradients"
+    run, rule = "moe-bshd", "mask-conformance"
 
     @hookimpl
     def build_attn_mask(self, request):
@@ -83,7 +82,7 @@ class WindowMaskOverwritesPaddingMask(Fault):
 class OwnKeyMaskedOut(Fault):
     """A query sees the keys before its own, and not its own."""
 
-    run, rule = "qwen3", "attention-packed"
+    run, rule = "qwen3", "mask-conformance"
 
     @hookimpl
     def attention_kernel(self, spec):
@@ -94,21 +93,3 @@ class OwnKeyMaskedOut(Fault):
             return attend(query, *shifted, call)
 
         return before
-
-
-class CachedMaskChangedInPlace(Fault):
-    """A cached mask is changed in place by a short batch, and later batches read it."""
-
-    run, rule = "moe-bshd", "mask-conformance"
-
-    @hookimpl
-    def build_attn_mask(self, request):
-        mask = NeutralDefaults().build_attn_mask(request)
-        if request.layout is None or mask.kind is not MaskKind.FULL_4D:
-            return mask
-        kept = CACHE.setdefault(mask.tensor.shape, mask.tensor)
-        kept[..., -1] = True
-        return replace(mask, tensor=kept)
-
-
-CACHE: dict = {}

@@ -39,25 +39,22 @@ class PromptsTiledWhereGroupsWereCut(Fault):
 class VarianceFloorShrinksAdvantages(Fault):
     """The variance of a group has a floor of 1e-6."""
 
-    run, rule = "qwen3", "advantages"
+    run, rule = "close-rewards", "advantages"
 
     @staticmethod
-    @in_place_of(f"{REGISTERED}:group_advantages", "anytron.algorithms.advantages:group_advantages", role="driver")
-    def floored(original, batch, rewards, algorithm):
-        found = original(batch, rewards, algorithm)
-        groups = batch.groups.repeat_interleave(batch.lengths)
-        values = found.per_token.clone()
-        for group in groups.unique():
-            deviation = rewards[batch.groups == group].std()
-            if deviation < 1e-3:
-                values[groups == group] *= (deviation + 1e-4) / (1e-3 + 1e-4)
-        return replace(found, per_token=values)
+    @in_place_of("anytron.algorithms.advantages:grpo", role="driver")
+    def floored(original, rewards, normalize_std):
+        found = original(rewards, normalize_std)
+        if not normalize_std:
+            return found
+        deviation = torch.tensor([[row[~row.isnan()].std().nan_to_num()] for row in rewards])
+        return found * (deviation + 1e-4) / (deviation.clamp(min=1e-3) + 1e-4)
 
 
 class ARolloutCountsOncePerSegment(Fault):
     """A response of several sequences counts as often in its group."""
 
-    run, rule = "qwen3", "advantages"
+    run, rule, changes_a_run = "qwen3", "advantages", False
 
     @staticmethod
     @in_place_of("anytron.algorithms.advantages:_of_responses", role="driver")
@@ -68,7 +65,7 @@ class ARolloutCountsOncePerSegment(Fault):
 class GaeRunsThroughToolOutput(Fault):
     """Estimates run over all tokens of a row, also those that an environment wrote."""
 
-    run, rule = "critic", "advantages"
+    run, rule = "tools-critic", "advantages"
 
     @staticmethod
     @in_place_of("anytron.algorithms.advantages:gae", role="driver")
@@ -109,10 +106,13 @@ class KlGradientWithoutItsSamplingPart(Fault):
     run, rule = "qwen3", "loss"
 
     @staticmethod
-    @in_both("anytron.algorithms.kl:k3")
-    def detached(original, log_probs, reference):
-        ratio = (reference - log_probs).detach()
-        return torch.expm1(ratio) - (reference - log_probs)
+    @in_both("anytron.algorithms.policy_loss:KL_ESTIMATORS")
+    def detached(original):
+        def k3(log_probs, reference):
+            ratio = reference - log_probs
+            return torch.expm1(ratio.detach()) - ratio
+
+        return {**original, "k3": k3}
 
 
 class DualClipOptionNotPassedOn(Fault):
@@ -143,7 +143,7 @@ class KlLossSubtracted(Fault):
 class ToolOutputTokensInTheLoss(Fault):
     """The loss counts every token of a conversation, and not only what the policy wrote."""
 
-    run, rule = "qwen3", "loss"
+    run, rule = "tools", "loss"
 
     @staticmethod
     @in_both(f"{POLICY}:PolicyLoss.__call__")
@@ -181,7 +181,7 @@ class MaskedCompletionsInTheDivisor(Fault):
 class SharedTurnsTrainedOncePerBranch(Fault):
     """The tokens of a turn that several rows share count in each of them."""
 
-    run, rule = "qwen3", "loss"
+    run, rule, changes_a_run = "qwen3", "loss", False
 
     @staticmethod
     @in_place_of("anytron.run.trainer.updates:loss_weights", role="driver")
@@ -200,17 +200,6 @@ class PaddingAdvantagesInTheSequenceMean(Fault):
     def over_all(original, self, values):
         every = values.new_zeros(self.num_sequences).index_add(0, self.sequence, torch.ones_like(values))
         return self.sequence_sum(values) / every.clamp(min=1.0)
-
-
-class SftLossMaskSlicedFromTheWrongEnd(Fault):
-    """The mask of the loss is one token late."""
-
-    run, rule = "sft", "loss"
-
-    @staticmethod
-    @in_both("anytron.algorithms.losses:SupervisedLoss.__call__")
-    def late(original, self, outputs, batch):
-        return original(self, outputs, replace(batch, loss_weights=batch.loss_weights.roll(1)))
 
 
 class GradientsClearedBetweenPartsOfABatch(Fault):

@@ -103,7 +103,7 @@ class OffloadedMasterWeightsNotRefreshed(Fault):
 class CheckpointActiveAfterTheFirstStepOnly(Fault):
     """The weights go into the optimizer's copies, and the first forward pass computes with initial ones."""
 
-    run, rule = "bfloat16", "hf-logits"
+    run, rule = "bfloat16", "export-equals-import"
 
     @staticmethod
     @in_place_of("anytron_megatron.training.trained_model:build_optimizer")

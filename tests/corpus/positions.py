@@ -55,25 +55,13 @@ class AnglesOfTheFirstRowForTheWholeBatch(RotaryFault):
         return rope(x, freqs, interleaved)
 
 
-class PositionsCountedInHalfPrecision(Fault):
-    """Angles are those of positions that were rounded to bfloat16."""
-
-    run, rule = "far-positions", "hf-logits"
-
-    @staticmethod
-    @in_place_of("megatron.core.models.common.embeddings.rotary_pos_embedding:RotaryEmbedding.get_freqs_non_repeated")
-    def get_freqs_non_repeated(original, self, max_seq_len, offset=0):
-        seq = torch.arange(max_seq_len, device=self.inv_freq.device, dtype=torch.float32) + offset
-        return torch.outer(seq.bfloat16().float(), self.inv_freq.float())
-
-
 class LinearRopeScalingDroppedAtImport(Fault):
     """The bridge builds a checkpoint with linear rope scaling without any."""
 
     run, rule = "linear-rope", "hf-logits"
 
     @staticmethod
-    @in_place_of("mcore_bridge.model.rope:get_rope_inv_freq")
+    @in_place_of("mcore_bridge.model.gpt_model:get_rope_inv_freq")
     def get_rope_inv_freq(original, *arguments, **named):
         found, scaling = original(*arguments, **named)
         return found * 4.0, scaling

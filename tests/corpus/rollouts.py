@@ -82,7 +82,7 @@ class KernelReadsAStaleTransposedCopy(Fault):
 class PrefixCacheKeptWhileRequestsRun(Fault):
     """Keys and values of a prompt are kept over an update of the weights."""
 
-    run, rule = "qwen3", "rollout-follows-updates"
+    run, rule, changes_a_run = "qwen3", "rollout-follows-updates", False
 
     @staticmethod
     @in_place_of("anytron_rollout.generation:read_prompts", role="rollout")
@@ -144,17 +144,6 @@ class BuffersNotSentWithTheWeights(Fault):
                 value.copy_(old[name])
 
 
-class EngineSeedUsedForEachRequest(Fault):
-    """All copies of a prompt draw with the seed of the engine, and get the same answer."""
-
-    run, rule = "qwen3", "samples-of-a-prompt"
-
-    @staticmethod
-    @in_place_of(GENERATE, role="rollout")
-    def generate(original, model, requests, *arguments, **named):
-        return original(model, [replace(one, seed=1) for one in requests], *arguments, **named)
-
-
 class ResultsInOrderOfCompletion(Fault):
     """Results come in the order in which they ended, and are paired with other prompts."""
 
@@ -164,15 +153,3 @@ class ResultsInOrderOfCompletion(Fault):
     @in_place_of(f"{ENGINE}._generate", role="rollout")
     def generate(original, self, requests, version):
         return sorted(original(self, requests, version), key=lambda one: len(one.tokens))
-
-
-class OnlyOneEndTokenKnown(Fault):
-    """The engine stops at each of two end tokens, and the tokens after the second count as the response."""
-
-    run, rule = "qwen3", "rollout-equals-training"
-
-    @staticmethod
-    @in_place_of("anytron_rollout.generation:TokenSampler.responses", role="rollout")
-    def responses(original, self, sequences, version):
-        self.stopping.ends = torch.zeros_like(self.stopping.ends)
-        return original(self, sequences, version)

@@ -38,21 +38,6 @@ class GateValuesFromBiasedScores(Fault):
         return original(logits, topk, *arguments, expert_bias=None if expert_bias is None else 0 * expert_bias, **named)
 
 
-class SoftmaxOfASoftmaxInTheBalanceLoss(Fault):
-    """The balance loss applies a softmax to probabilities."""
-
-    run, rule = "moe-balance", "hf-gradients"
-
-    @staticmethod
-    @in_place_of(
-        "megatron.core.transformer.moe.moe_utils:compute_routing_scores_for_aux_loss",
-        "megatron.core.transformer.moe.router:compute_routing_scores_for_aux_loss",
-    )
-    def twice(original, *arguments, **named):
-        chosen, scores = original(*arguments, **named)
-        return chosen, scores.softmax(-1)
-
-
 class DroppedPairsSortedToTheFront(Fault):
     """Rows of tokens that another rank's experts take come first, and count as this rank's."""
 

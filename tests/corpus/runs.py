@@ -63,7 +63,6 @@ RUNS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         of(model_type="llama", rope_scaling={"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}),
     ),
     "rotary-of-12": ("grpo_sort", of(model_type="qwen3", head_dim=12)),
-    "far-positions": ("grpo_sort", of(model_type="qwen3", head_dim=16, rope_theta=2.0)),
     "tp2-sp": (
         "grpo_sort",
         {"parallel": {"tensor_model_parallel_size": 2, "sequence_parallel": True}},
@@ -74,10 +73,6 @@ RUNS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "dp2": ("grpo_sort", {"parallel": {"data_parallel_size": 2}}),
     "ep2": ("grpo_moe", {"parallel": {"data_parallel_size": 2, "expert_model_parallel_size": 2}}),
-    "ep2-lora": (
-        "grpo_moe",
-        {"model": {"lora": {"rank": 4}}, "parallel": {"data_parallel_size": 2, "expert_model_parallel_size": 2}},
-    ),
     "pp2-tied": (
         "grpo_sort",
         {
@@ -89,8 +84,16 @@ RUNS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "window-pp2": ("grpo_sort", {**WINDOW, "parallel": {"pipeline_model_parallel_size": 2}}),
     "four-norms": ("grpo_sort", of(model_type="glm4", head_dim=16, partial_rotary_factor=0.5)),
     "moe-bshd": ("grpo_moe", {"engine": {"sequence_format": "bshd"}}),
-    "moe-balance": ("grpo_moe", {"engine": {"options": {"transformer": {"moe_aux_loss_coeff": 0.1}}}}),
-    "lora": ("grpo_sort", {"model": {"lora": {"rank": 4}}}),
-    "dual-clip": ("grpo_sort", {"algorithm": {"dual_clip": 1.5}}),
+    "dual-clip": ("grpo_sort", {"algorithm": {"dual_clip": 1.01}}),
     "gspo": ("grpo_sort", {"algorithm": {"loss": "gspo", "aggregation": "sequence-mean"}}),
+    "tp2-whole": (
+        "grpo_sort",
+        {"parallel": {"tensor_model_parallel_size": 2, "sequence_parallel": False}},
+    ),
+    "close-rewards": ("grpo_sort", {"rewards": [{"function": "sort_digits.py:reward", "weight": 0.001}]}),
+    "tools": ("grpo_calculator", {}),
+    "tools-critic": (
+        "grpo_calculator",
+        {"algorithm": {"advantage": "gae"}, "critic": {"optimizer": {"lr": 1e-2}, "warmup_steps": 0}},
+    ),
 }

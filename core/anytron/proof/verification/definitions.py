@@ -150,13 +150,13 @@ def weights(rows: Sequence[Row], algorithm: AlgorithmSection, constant: int) -> 
     for row in rows:
         lengths[row.response] = lengths.get(row.response, 0) + len(row.places)
     total, filled = sum(lengths.values()), sum(length > 0 for length in lengths.values())
-    of = {
-        "token-mean": lambda length: 1.0 / total,  # noqa: ARG005 - all alike
-        "token-sum": lambda length: 1.0,  # noqa: ARG005
-        "length-constant": lambda length: 1.0 / (len(lengths) * constant),  # noqa: ARG005
-        "sequence-mean": lambda length: 1.0 / (filled * max(length, 1)),
+    each = {
+        "token-mean": dict.fromkeys(lengths, 1.0 / total),
+        "token-sum": dict.fromkeys(lengths, 1.0),
+        "length-constant": dict.fromkeys(lengths, 1.0 / (len(lengths) * constant)),
+        "sequence-mean": {name: 1.0 / (filled * max(length, 1)) for name, length in lengths.items()},
     }[algorithm.aggregation]
-    return [of(lengths[row.response]) for row in rows]
+    return [each[row.response] for row in rows]
 
 
 def loss(

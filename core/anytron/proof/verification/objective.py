@@ -17,7 +17,6 @@ import torch
 from anytron.algorithms.losses import SupervisedLoss
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.registered import with_advantages
-from anytron.base.results import Result
 from anytron.proof.verification import definitions
 from anytron.proof.verification.comparisons import largest, measured
 from anytron.proof.verification.definitions import Row
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.algorithms.contract import LossFunction
+    from anytron.base.results import Result
     from anytron.config.algorithm import AlgorithmSection
     from anytron.config.schema import RunConfig
 
@@ -70,7 +70,7 @@ def check_advantages(check: str, config: RunConfig) -> Result:
         detail = f"{name}: numbers at tokens that the policy did not write change the advantages of others"
         return measured(check, moved, 0.0, detail)
     if wanted is None:
-        return Result(check, "passed", f"{name}: a function of yours; only the policy's own tokens count", 0.0, 0.0)
+        return measured(check, 0.0, 0.0, f"{name}: a function of yours; only the policy's own tokens count")
     return measured(check, difference, _TOLERANCE * size, detail)
 
 
@@ -106,9 +106,7 @@ def check_loss(check: str, config: RunConfig) -> Result:
         return measured(check, strays, 0.0, f"{name}: tokens that the policy did not write have a gradient")
     wanted = _defined(rows, config, algorithm, constant)
     if wanted is None:
-        return Result(
-            check, "passed", f"{name}: a function of yours; parts add up, and only own tokens count", 0.0, limit
-        )
+        return measured(check, 0.0, limit, f"{name}: a function of yours; parts add up, and only own tokens count")
     off = largest(whole - wanted)
     detail = f"{name}, {algorithm.aggregation}: the loss and its gradient at {int(own.sum())} log-probs"
     return measured(check, off, limit, detail if off <= limit else f"{detail} differ from the formula's")
@@ -144,8 +142,14 @@ def _with_other_numbers_elsewhere(row: Row) -> Row:
     def other(values: list[float]) -> list[float]:
         return [one if own else -_ELSEWHERE for one, own in zip(values, row.own, strict=True)]
 
-    names = ("old", "drawn", "reference", "values", "advantages")
-    return replace(row, **{name: other(getattr(row, name)) for name in names})
+    return replace(
+        row,
+        old=other(row.old),
+        drawn=other(row.drawn),
+        reference=other(row.reference),
+        values=other(row.values),
+        advantages=other(row.advantages),
+    )
 
 
 def _batch(rows: Sequence[Row]) -> RaggedBatch:
