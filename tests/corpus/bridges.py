@@ -35,7 +35,7 @@ class ValueScaleForgotten(Fault):
 class TwoNormsFromOneTensor(Fault):
     """The norm before the second part of a layer is filled from the tensor of another norm."""
 
-    run, rule = "four-norms", "hf-logits"
+    run, rule, changes_a_run = "four-norms", "export-equals-import", False  # a run begins with norms of ones
 
     @staticmethod
     @in_place_of(LOAD)
@@ -52,7 +52,7 @@ class TwoNormsFromOneTensor(Fault):
 class RouterCorrectionBiasNotMapped(Fault):
     """The bias by which experts are chosen stays zero."""
 
-    run, rule = "mtp", "hf-logits"
+    run, rule = "mtp", "export-equals-import"
 
     @staticmethod
     @in_place_of(LOAD)
