@@ -29,20 +29,6 @@ class SlidingWindowOneTokenTooWide(Fault):
         return {**found, "window_size": f"{left + 1},{right}"}
 
 
-class SlidingLayersInverted(Fault):
-    """Layers with full attention slide, and those that should slide do not."""
-
-    run, rule = "window", "hf-logits"
-
-    @staticmethod
-    @in_place_of(
-        "megatron.core.transformer.utils:is_layer_window_attention",
-        "megatron.core.transformer.dot_product_attention:is_layer_window_attention",
-    )
-    def inverted(original, window_size, *arguments):
-        return window_size and not original(window_size, *arguments)
-
-
 class StateRunsOverPackedBoundaries(Fault):
     """The gated delta rule and its convolution take a pack for one sequence, while attention keeps the boundaries."""
 

@@ -65,7 +65,7 @@ class ARolloutCountsOncePerSegment(Fault):
 class GaeRunsThroughToolOutput(Fault):
     """Estimates run over all tokens of a row, also those that an environment wrote."""
 
-    run, rule = "tools-critic", "advantages"
+    run, rule, changes_a_run = "critic", "advantages", False
 
     @staticmethod
     @in_place_of("anytron.algorithms.advantages:gae", role="driver")
@@ -143,7 +143,7 @@ class KlLossSubtracted(Fault):
 class ToolOutputTokensInTheLoss(Fault):
     """The loss counts every token of a conversation, and not only what the policy wrote."""
 
-    run, rule = "tools", "loss"
+    run, rule, changes_a_run = "qwen3", "loss", False
 
     @staticmethod
     @in_both(f"{POLICY}:PolicyLoss.__call__")

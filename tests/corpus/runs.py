@@ -81,7 +81,6 @@ RUNS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         },
     ),
     "window": ("grpo_sort", WINDOW),
-    "window-pp2": ("grpo_sort", {**WINDOW, "parallel": {"pipeline_model_parallel_size": 2}}),
     "four-norms": ("grpo_sort", of(model_type="glm4", head_dim=16, partial_rotary_factor=0.5)),
     "moe-bshd": ("grpo_moe", {"engine": {"sequence_format": "bshd"}}),
     "dual-clip": ("grpo_sort", {"algorithm": {"dual_clip": 1.01}}),
@@ -91,9 +90,4 @@ RUNS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         {"parallel": {"tensor_model_parallel_size": 2, "sequence_parallel": False}},
     ),
     "close-rewards": ("grpo_sort", {"rewards": [{"function": "sort_digits.py:reward", "weight": 0.001}]}),
-    "tools": ("grpo_calculator", {}),
-    "tools-critic": (
-        "grpo_calculator",
-        {"algorithm": {"advantage": "gae"}, "critic": {"optimizer": {"lr": 1e-2}, "warmup_steps": 0}},
-    ),
 }
