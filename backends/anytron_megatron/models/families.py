@@ -96,9 +96,6 @@ _CHUNKED = (
 _UNIFIED = (
     "mcore-bridge reads enable_moe_block and hidden_size_per_layer_input, which its configuration in transformers lacks"
 )
-_OTHER_IMAGES = (
-    "it does not read images as patches with a grid, as Qwen2-VL and its successors do, and no test compares it on text"
-)
 _CAPPED = "mcore-bridge multiplies and caps what its output layer returns, which here are log-probs"
 _WITHOUT_CLASS = "transformers has no class for it, and Anytron runs no code of a model directory (SECURITY.md)"
 _OMNI = "transformers has no class that computes logits from its config: AutoModelForCausalLM refuses it"
@@ -256,7 +253,7 @@ _ROWS = (
         rotates_whole_heads=True,
     ),
     Family("llama4", "Llama 4", refused=_FORMATS, obstacle=_CHUNKED),
-    Family("minicpmv4_6", "MiniCPM-V 4.6", refused=_FORMATS, obstacle=_OTHER_IMAGES),
+    Family("minicpmv4_6", "MiniCPM-V 4.6", _PUBLISHED, refused=("images", "cache"), cacheless=_NO_STATE),
     Family("muse_glimmer", "Muse Glimmer", refused=_FORMATS, obstacle=_CAPPED),
     Family("bailing_hybrid", needs=("fla", "flash-linear-attention")),
     Family(
