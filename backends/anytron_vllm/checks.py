@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from anytron.base.errors import ConfigError
 from anytron.config.diagnostics import Diagnostic
-from anytron.task.data.model_files import faults, read_config
+from anytron.task.data.model_files import faults, logits_fields, read_config
 from anytron.task.data.pretrained import processor_files
 from anytron_vllm.features import feature_diagnostics, has_experts
 from anytron_vllm.installation import INSTALL, find_installation
@@ -133,7 +133,7 @@ def model_config(run: RunConfig) -> tuple[str, Mapping[str, Any]]:
     """
     if run.model.path is None:
         fields = run.model.config or {}
-        return "model.config", {} if any(faults(fields)) else fields
+        return "model.config", {} if any(faults(fields)) else logits_fields(fields)
     try:
         return "model.path", read_config(Path(run.model.path))
     except ConfigError:

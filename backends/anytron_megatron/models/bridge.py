@@ -26,7 +26,7 @@ from anytron_megatron.models.configuration import (
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.models.loading import freeze_indexers, load_weights
 from anytron_megatron.models.views import without_clones
-from anytron_megatron.models.weight_names import prediction_tensors
+from anytron_megatron.models.weight_names import IDLE, prediction_tensors
 from anytron_megatron.training.vision import VisionInputs
 
 if TYPE_CHECKING:
@@ -256,6 +256,8 @@ class BridgeSource:
         for chunk in chunks:
             _move(chunk, device)
         load_weights(self._bridge, chunks, self.model_dir, self.config.num_layers)
+        # An Omni model's talker, which mcore-bridge would keep in memory and give to every rollout engine.
+        self._bridge._generator_sd = None
         if self.traits.sparse_attention:
             freeze_indexers(chunks)
         if self.vision is None:
@@ -268,7 +270,8 @@ class BridgeSource:
         """Yield the weights under their Hugging Face names, on the host, on rank 0.
 
         A collective: every rank must exhaust the iterator; other ranks yield nothing. Copies of the
-        embedding and the output layer that multi-token prediction modules have in files are left out.
+        embedding and the output layer that multi-token prediction modules have in files are left out, and so is an
+        Omni model's talker.
 
         Where the model is on the host, tensors are views of its parameters, as far as their layout allows: they change
         with the parameters.
@@ -326,7 +329,8 @@ class BridgeSource:
     def save(self, chunks: Sequence[nn.Module], path: Path) -> None:
         """Write a Hugging Face model directory: sharded safetensors and config. A collective.
 
-        Multi-token prediction modules that were not built are copied from the original directory.
+        Multi-token prediction modules that were not built, and an Omni model's talker, are copied from the original
+        directory.
         """
         from mcore_bridge.utils import StreamingSafetensorSaver
 
@@ -342,19 +346,21 @@ class BridgeSource:
         if torch.distributed.get_rank() == 0:
             now = dict(zip(SHARED_COPIES, (embedding, embedding if head is None else head), strict=True))
             for name, stored in self._left_out(written):
-                copied = next((tensor for copy, tensor in now.items() if name.endswith(copy)), None)
+                named = {} if name.startswith(IDLE) else now
+                copied = next((tensor for copy, tensor in named.items() if name.endswith(copy)), None)
                 saver.add_tensor(name, stored if copied is None else copied.clone())
             self.hf_config.save_pretrained(path)
         saver.finalize()
         torch.distributed.barrier()
 
     def _left_out(self, written: set[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield tensors of multi-token prediction modules that the files have and the export lacks."""
+        """Yield tensors of parts that are not built, which the files have and the export lacks."""
         from mcore_bridge.utils import SafetensorLazyLoader
 
         with SafetensorLazyLoader(str(self.model_dir)) as files:
             tensors = files.get_state_dict()
-            for name in sorted(self.prediction_names(tensors) - written):
+            idle = {name for name in tensors if name.startswith(IDLE)}
+            for name in sorted((self.prediction_names(tensors) | idle) - written):
                 yield name, tensors[name].load()
 
 

@@ -98,7 +98,6 @@ _UNIFIED = (
 )
 _CAPPED = "mcore-bridge multiplies and caps what its output layer returns, which here are log-probs"
 _WITHOUT_CLASS = "transformers has no class for it, and Anytron runs no code of a model directory (SECURITY.md)"
-_OMNI = "transformers has no class that computes logits from its config: AutoModelForCausalLM refuses it"
 _MAMBA = (
     "mcore-bridge builds it of Megatron's Mamba layers, with megatron-core 0.18 and later, and these layers need the "
     "package mamba-ssm, whose kernels no test has run"
@@ -265,8 +264,8 @@ _ROWS = (
     Family("qwen4_exp", wanted=("eos_token_id", *_INDEXER)),
     Family("deepseek", "DeepSeekMoE", refused=_FORMATS, obstacle=_WITHOUT_CLASS),
     Family("bailing_moe", "Ling", refused=_FORMATS, obstacle=_WITHOUT_CLASS),
-    Family("qwen2_5_omni", "Qwen2.5-Omni", refused=_FORMATS, obstacle=_OMNI),
-    Family("qwen3_omni_moe", "Qwen3-Omni", refused=_FORMATS, obstacle=_OMNI),
+    Family("qwen2_5_omni", "Qwen2.5-Omni", _PUBLISHED, refused=("images",), rotates_whole_heads=True),
+    Family("qwen3_omni_moe", "Qwen3-Omni", _PUBLISHED_EXPERTS, refused=("images",), rotates_whole_heads=True),
     Family("nemotron_h", "Nemotron-3", refused=_FORMATS, obstacle=_MAMBA),
 )  # fmt: skip
 

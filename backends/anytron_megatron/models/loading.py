@@ -12,7 +12,7 @@ from anytron.base.errors import EngineError
 from anytron.base.files import exhausted
 from anytron.task.data.pretrained import INDEXER
 from anytron_megatron.models.weight_files import listed
-from anytron_megatron.models.weight_names import may_stay_unread, prediction_tensors
+from anytron_megatron.models.weight_names import IDLE, may_stay_unread, prediction_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -66,6 +66,7 @@ def load_weights(bridge: Any, chunks: list[nn.Module], directory: Path, layers: 
         _refuse(directory, why, *_differences(bridge, chunks, read))
     unread = read.offered.keys() - set[str]().union(*_everywhere(read.taken))
     unread -= prediction_tensors(unread, layers)
+    unread = {name for name in unread if not name.startswith(IDLE)}
     unknown = sorted(name for name in unread if not may_stay_unread(name) and not _tied_copy(bridge, name))
     if unknown:
         _refuse(

@@ -17,6 +17,7 @@ from anytron.task.data.model_files import (
     GENERATION_FILE,
     PROCESSOR_FILES,
     SAME_MODELS,
+    THINKER,
     as_known,
     end_tokens,
     file_diagnostics,
@@ -117,15 +118,32 @@ def _unusable(where: str, error: Exception) -> ConfigError:
     )
 
 
+def logits_config(hf_config: Any) -> Any:
+    """Return the part of a ``transformers.PretrainedConfig`` that computes logits.
+
+    Returns:
+        ``thinker_config`` of Qwen2.5-Omni and Qwen3-Omni; any other config itself.
+    """
+    return getattr(hf_config, THINKER, hf_config)
+
+
 def model_class(hf_config: Any) -> Any:
-    """Choose the transformers class that computes the logits of a ``transformers.PretrainedConfig``.
+    """Choose the transformers class of a ``transformers.PretrainedConfig``.
+
+    Given the result of :func:`logits_config`, the class computes logits. Given another config, it makes a whole model,
+    as its published directory has it.
 
     Returns:
         ``AutoModelForImageTextToText`` for a model that takes images, whether or not the run has any
-        (Qwen3.5 is one), ``AutoModelForCausalLM`` otherwise.
+        (Qwen3.5 is one), ``AutoModelForMultimodalLM`` for a thinker with its talker, ``AutoModelForCausalLM``
+        otherwise.
     """
     from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 
+    if logits_config(hf_config) is not hf_config:
+        from transformers import AutoModelForMultimodalLM
+
+        return AutoModelForMultimodalLM
     sees = type(hf_config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     return AutoModelForImageTextToText if sees else AutoModelForCausalLM
 

@@ -132,6 +132,7 @@ MODELS = (
 )
 _TILES = r"^(vision_tower|multi_modal_projector)\."
 _MINICPM = r"^model\.(vision_tower|merger)\."
+_SENSES = r"^thinker\.(visual|audio_tower)\."
 _GEMMA = r"^model\.(vision_tower|audio_tower|embed_vision|embed_audio)\.|\.layer_scalar$"
 PUBLISHED_MODELS = (
     Model("glm4_5_air", "GLM-4.5-Air", PUBLISHED_EXPERTS, quick=(ONE,)),
@@ -166,6 +167,7 @@ PUBLISHED_MODELS = (
     Model("gemma4_26b", "Gemma 4 26B-A4B", (ONE, EP2, TP2_EP2), quick=(), learning_rate=1 / 32, still=_GEMMA),
     Model("gemma4_e2b", "Gemma 4 E2B", (*ONE_RANK, TP2, TP2_WHOLE), quick=(), learning_rate=1 / 32, still=_GEMMA),
     Model("minicpmv4_6", "MiniCPM-V 4.6", PUBLISHED_DENSE, quick=(ONE,), still=_MINICPM),
+    Model("qwen3_omni_moe", "Qwen3-Omni", PUBLISHED_EXPERTS, quick=(ONE,), still=_SENSES),
     Model("glm4v_moe", "GLM-4.5V, images", PUBLISHED_IMAGE_EXPERTS, quick=()),
 )
 """Families and configurations beyond the kit's: ``tox -e families``."""

@@ -15,8 +15,9 @@ from anytron.proof.verification.gradients import computed_gradients
 from anytron.proof.verification.hugging_face import ExpectedGradients, expected_gradients
 from anytron.run.trainer.updates import UpdatePlan
 from anytron.task.data.model_files import as_known
-from anytron.task.data.pretrained import model_class, take_latent_epsilon
+from anytron.task.data.pretrained import logits_config, model_class, take_latent_epsilon
 from anytron_conformance.tiny_models import IMAGE_TOKEN
+from anytron_megatron.models.weight_names import IDLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -116,7 +117,8 @@ def observe(ranks: Ranks, model: Path, layout: Layout, truth: Truth, loss: Polic
 
 def hugging_face_logits(model: Path, batch: RaggedBatch, dtype: torch.dtype) -> Tensor:
     """What transformers computes, sequence by sequence: float32 ``[T, V]``."""
-    config = AutoConfig.for_model(**as_known(json.loads((model / "config.json").read_text(encoding="utf-8"))))
+    whole = AutoConfig.for_model(**as_known(json.loads((model / "config.json").read_text(encoding="utf-8"))))
+    config = logits_config(whole)
     computed = model_class(config).from_pretrained(model, config=config, dtype=dtype).eval()
     take_latent_epsilon(computed)
     images = batch.images or [None] * batch.num_sequences
@@ -170,7 +172,7 @@ class Truth:
 
     Attributes:
         batch: The trajectories.
-        checkpoint: The model's tensors.
+        checkpoint: The model's tensors, without an Omni model's talker.
         logits: Hugging Face's, float32.
         half_logits: Hugging Face's in bfloat16.
         expected: Hugging Face's gradients, float32, and the trajectories with log-probs that are slightly off-policy
@@ -195,7 +197,7 @@ class Truth:
         """Compute it."""
         checkpoint: Weights = {}
         for file in sorted(model.glob("*.safetensors")):
-            checkpoint |= load_file(file)
+            checkpoint |= {name: tensor for name, tensor in load_file(file).items() if not name.startswith(IDLE)}
         return cls(
             batch,
             checkpoint,

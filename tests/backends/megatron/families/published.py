@@ -16,12 +16,13 @@ from anytron.task.data.model_files import as_known
 from anytron_conformance.tiny_models import write_random_model
 from tests.backends.megatron.families.published_images import VISION_MODELS
 from tests.backends.megatron.families.published_latent import LATENT_MODELS
+from tests.backends.megatron.families.published_omni import OMNI_MODELS
 from tests.backends.megatron.families.published_text import LANGUAGE_MODELS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-PUBLISHED: dict[str, dict[str, Any]] = {**LANGUAGE_MODELS, **LATENT_MODELS, **VISION_MODELS}
+PUBLISHED: dict[str, dict[str, Any]] = {**LANGUAGE_MODELS, **LATENT_MODELS, **VISION_MODELS, **OMNI_MODELS}
 """Name -> Hugging Face config, with ``model_type``."""
 
 
