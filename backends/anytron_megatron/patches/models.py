@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -315,6 +316,23 @@ def count_layer_norm_once(original: Callable[..., None]) -> Callable[..., None]:
             parameter.sequence_parallel = False
 
     return __init__
+
+
+def hear_without_a_head(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``get_audio_features`` of the towers of Qwen2.5-Omni and Qwen3-Omni: call that of the thinker's body.
+
+    mcore-bridge calls, on its towers, the method of transformers' thinker with its output layer. That passes the call
+    on to ``self.model``, the thinker's body, which mcore-bridge's towers do not have.
+    """
+
+    @functools.wraps(original)
+    def get_audio_features(self: Any, *args: Any, **kwargs: Any) -> Any:
+        name = self.model_cls.__name__.replace("ForConditionalGeneration", "Model")
+        body = getattr(sys.modules[self.model_cls.__module__], name)
+        with self.patch_hf_config():
+            return body.get_audio_features(self, *args, **kwargs)
+
+    return get_audio_features
 
 
 def split_heads(original: Callable[..., Any]) -> Callable[..., Any]:

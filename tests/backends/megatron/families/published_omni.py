@@ -65,10 +65,10 @@ OMNI_MODELS: dict[str, dict[str, Any]] = {
             "audio_config": {
                 **_SOUND,
                 "model_type": "qwen3_omni_moe_audio_encoder",
-                "conv_chunksize": 16,
+                "conv_chunksize": 500,
                 "downsample_hidden_size": 8,
-                "n_window": 8,
-                "n_window_infer": 16,
+                "n_window": 50,
+                "n_window_infer": 800,
             },
             "text_config": {
                 **SIZES,
