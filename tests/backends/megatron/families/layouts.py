@@ -168,6 +168,7 @@ PUBLISHED_MODELS = (
     Model("gemma4_e2b", "Gemma 4 E2B", (*ONE_RANK, TP2, TP2_WHOLE), quick=(), learning_rate=1 / 32, still=_GEMMA),
     Model("minicpmv4_6", "MiniCPM-V 4.6", PUBLISHED_DENSE, quick=(ONE,), still=_MINICPM),
     Model("qwen3_omni_moe", "Qwen3-Omni", PUBLISHED_EXPERTS, quick=(ONE,), still=_SENSES),
+    Model("qwen2_5_omni", "Qwen2.5-Omni", PUBLISHED_DENSE, quick=(ONE,), still=_SENSES),
     Model("glm4v_moe", "GLM-4.5V, images", PUBLISHED_IMAGE_EXPERTS, quick=()),
 )
 """Families and configurations beyond the kit's: ``tox -e families``."""
