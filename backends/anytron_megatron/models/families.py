@@ -264,8 +264,14 @@ _ROWS = (
     Family("qwen4_exp", wanted=("eos_token_id", *_INDEXER)),
     Family("deepseek", "DeepSeekMoE", refused=_FORMATS, obstacle=_WITHOUT_CLASS),
     Family("bailing_moe", "Ling", refused=_FORMATS, obstacle=_WITHOUT_CLASS),
-    Family("qwen2_5_omni", "Qwen2.5-Omni", _PUBLISHED, refused=("images",), rotates_whole_heads=True),
-    Family("qwen3_omni_moe", "Qwen3-Omni", _PUBLISHED_EXPERTS, refused=("images",), rotates_whole_heads=True),
+    Family("qwen2_5_omni", "Qwen2.5-Omni", (*_PUBLISHED, "cache"), refused=("images",), rotates_whole_heads=True),
+    Family(
+        "qwen3_omni_moe",
+        "Qwen3-Omni",
+        (*_PUBLISHED_EXPERTS, "cache"),
+        refused=("images",),
+        rotates_whole_heads=True,
+    ),
     Family("nemotron_h", "Nemotron-3", refused=_FORMATS, obstacle=_MAMBA),
 )  # fmt: skip
 

@@ -177,18 +177,18 @@ EVERY_MODEL = (*MODELS, *PUBLISHED_MODELS)
 
 WITH_ADAPTERS = (
     "glm4_5_air", "glm4_6", "olmoe", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "kimi_k2", "moonlight", "dots1",
-    "internlm3", "glm4_moe_lite", "internvl3_5",
+    "internlm3", "glm4_moe_lite", "internvl3_5", "minicpmv4_6",
 )  # fmt: skip
 """Published configurations of which ``tests/backends/megatron/lora`` trains adapters."""
 WITH_CACHE = (
     "glm4_5_air", "glm4_6", "minimax_m2", "qwen2_moe", "olmoe", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "hy_v3",
     "kimi_k2", "moonlight", "dots1", "internlm3", "mimo", "glm4", "glm4_moe_lite", "internvl3_5", "internvl3_5_moe",
-    "internvl3",
+    "internvl3", "qwen2_5_omni", "qwen3_omni_moe",
 )  # fmt: skip
 """Published configurations that ``tests/backends/megatron/generation`` generates with."""
 WITH_REPLAY = (
     "glm4_5_air", "gpt_oss", "minimax_m2", "qwen2_moe", "olmoe", "deepseek_v2", "ernie4_5_moe", "hy_v3", "qwen3_5_moe",
-    "kimi_k2", "dots1", "glm4_moe_lite", "qwen3_vl_moe", "glm4v_moe",
+    "kimi_k2", "dots1", "glm4_moe_lite", "qwen3_vl_moe", "glm4v_moe", "qwen3_omni_moe",
 )  # fmt: skip
 """Published configurations whose routing ``tests/backends/megatron/experts/test_published_routing.py`` replays."""
 

@@ -195,17 +195,20 @@ class Truth:
     @classmethod
     def of(cls, model: Path, batch: RaggedBatch, learning_rate: float = LEARNING_RATE) -> Truth:
         """Compute it."""
-        checkpoint: Weights = {}
-        for file in sorted(model.glob("*.safetensors")):
-            checkpoint |= {name: tensor for name, tensor in load_file(file).items() if not name.startswith(IDLE)}
         return cls(
             batch,
-            checkpoint,
+            checkpoint_of(model),
             hugging_face_logits(model, batch, torch.float32),
             hugging_face_logits(model, batch, torch.bfloat16),
             expected_gradients(model, None, torch.float32, batch),
             learning_rate,
         )
+
+
+def checkpoint_of(model: Path) -> Weights:
+    """Read the tensors of a directory that training ranks hold: all but those of an Omni model's talker."""
+    files = [load_file(file) for file in sorted(model.glob("*.safetensors"))]
+    return {name: tensor for file in files for name, tensor in file.items() if not name.startswith(IDLE)}
 
 
 def compare(one: Observation, first: Observation, truth: Truth) -> Figures:

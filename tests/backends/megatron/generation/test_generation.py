@@ -29,6 +29,7 @@ from tests.backends.megatron.families.layouts import (
     WITH_CACHE,
     Layout,
 )
+from tests.backends.megatron.families.observe import checkpoint_of
 from tests.backends.megatron.families.published import PUBLISHED
 from tests.backends.rollout.conftest import engine_for, run_config, write_weights
 
@@ -125,8 +126,8 @@ def hugging_face(tiny_family, tmp_path_factory):
         directory = tiny_family(model)
         tokenizer = {"path": str(directory), "dtype": "float32", "tokenizer": "sort_digits.py:tokenizer"}
         engine = engine_for(run_config(model=tokenizer, max_batch_size=64))
-        weights = {name: value for file in directory.glob("*.safetensors") for name, value in load_file(file).items()}
-        engine.load_weights(write_weights(tmp_path_factory.mktemp("hugging_face") / "weights.safetensors", weights))
+        weights = tmp_path_factory.mktemp("hugging_face") / "weights.safetensors"
+        engine.load_weights(write_weights(weights, checkpoint_of(directory)))
         engine.submit(requests)
         return dict(engine.poll(1.0))
 
