@@ -15,7 +15,7 @@ import torch
 from anytron.base.errors import ConfigError, EngineError
 from anytron.base.traits import AttentionHeads
 from anytron.sequences.masks import MaskKind
-from anytron.task.data.pretrained import read_hf_config
+from anytron.task.data.pretrained import logits_config, read_hf_config
 from anytron_megatron.models.configuration import (
     SPARSE_ATTENTION_FIELDS,
     accepted_masks,
@@ -124,6 +124,9 @@ class BridgeSource:
             converted = completed(hf_to_mcore_config(self.hf_config))
         except Exception as error:  # each family's reading of its fields fails in its own way
             raise _unreadable(model_dir, error) from error
+        part = logits_config(self.hf_config)
+        if part is not self.hf_config:  # mcore-bridge asks the thinker's text_config, transformers the thinker
+            converted["untie_embeddings_and_output_weights"] = not part.tie_word_embeddings
         variant = converted.get("experimental_attention_variant")
         recurrent = variant == "gated_delta_net"
         config_class = get_model_meta(family).config_cls

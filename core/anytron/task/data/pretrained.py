@@ -6,6 +6,7 @@ import shutil
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import is_zipfile
 
 from anytron.base.errors import ConfigError
 from anytron.base.functions import Called, Kind
@@ -35,6 +36,8 @@ INDEXER = ".indexer."
 _LATENT_NORMS = ("q_a_layernorm", "kv_a_layernorm")
 _DATA_ONLY: Mapping[str, bool] = {"local_files_only": True, "trust_remote_code": False}
 """Arguments for all that transformers loads: only from the directory, without its code, and without questions."""
+
+SPEAKER_FILE = "spk_dict.pt"
 
 TOKENIZER = Kind("model.tokenizer", Called("A tokenizer's function", gives="a transformers.PreTrainedTokenizerBase"))
 PROCESSOR = Kind("model.processor", Called("A processor's function", gives="a transformers.BaseImageProcessor"))
@@ -291,6 +294,28 @@ def save_generation_config(model: ModelSection, directory: Path) -> None:
     if model.path is not None and (file := Path(model.path) / GENERATION_FILE).is_file():
         read_object(file)  # a link to anything else is not passed on
         shutil.copyfile(file, directory / GENERATION_FILE)
+
+
+def save_speakers(model: ModelSection, directory: Path) -> None:
+    """Copy the voices of a Qwen2.5-Omni (``spk_dict.pt``), without which transformers does not load its talker.
+
+    Args:
+        model: The model; its file is copied as it is, and not unpickled.
+        directory: An existing directory.
+
+    Raises:
+        ConfigError: The file is not one that torch has written.
+    """
+    if model.path is None or not (file := Path(model.path) / SPEAKER_FILE).is_file():
+        return
+    if not is_zipfile(file):  # a link to anything else is not passed on
+        raise ConfigError(
+            "A file of a model directory is malformed.",
+            where=str(file),
+            why="it is no archive, and torch writes archives",
+            fix="copy or download the model directory again",
+        )
+    shutil.copyfile(file, directory / SPEAKER_FILE)
 
 
 def _directory_or_made(model: ModelSection, kind: Kind, wanted: type) -> Any:

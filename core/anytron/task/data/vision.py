@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Union
 from anytron.base.errors import ConfigError, DataError
 from anytron.base.files import exhausted
 from anytron.task.data.images import ImagePatches
-from anytron.task.data.pretrained import load_image_processor
+from anytron.task.data.pretrained import load_image_processor, logits_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -177,7 +177,8 @@ def load_vision(
         ConfigError: ``model.processor`` or the model's own processor cannot be loaded or does not fit the model, or
             ``model.processor`` is given to a model that gets no images.
     """
-    if any(getattr(hf_config, name, None) is None for name in ("vision_config", "image_token_id")):
+    part = logits_config(hf_config)
+    if any(getattr(part, name, None) is None for name in ("vision_config", "image_token_id")):
         if model.processor is not None:
             raise ConfigError(
                 "An image processor is given, but the model takes no images.",
@@ -186,9 +187,11 @@ def load_vision(
                 fix="remove model.processor, or use a vision-language model",
             )
         return None
-    lacking = [name for name in _GRID if not hasattr(hf_config.vision_config, name)]
-    if lacking:
+    lacking = [name for name in _GRID if not hasattr(part.vision_config, name)]
+    if lacking or part is not hf_config:
         why = f"its vision_config lacks the sizes of image patches: {', '.join(lacking)}"
+        if not lacking:
+            why = "no test compares what its thinker makes of images, videos and sound with Hugging Face"
         if model.processor is not None:
             raise ConfigError(
                 f"Images are not supported for models of model_type {hf_config.model_type}.",
