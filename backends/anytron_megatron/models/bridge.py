@@ -49,9 +49,11 @@ SHARED_COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
 """Copies of the embedding and the output layer in files: multi-token prediction modules share them with the model."""
 
 _STACK = "base_model.model.model.language_model.layers."
-_OLD_STACK = re.compile(r"^base_model\.model\.(model|language_model\.model)\.layers\.")
+_THINKER_STACK = "base_model.model.thinker.model.layers."
+_OLD_STACK = re.compile(r"^base_model\.model\.(model|language_model\.model|thinker\.model)\.layers\.")
 """Prefixes of the names of a vision-language model's adapters: in transformers 5, which PEFT expects, and in files of
-the older forms (Qwen2.5-VL, InternVL), which mcore-bridge exports. mcore-bridge reads all of them."""
+the older forms (Qwen2.5-VL, InternVL) and of Omni models, which mcore-bridge exports. mcore-bridge reads all of them;
+of an Omni model the files' form only, while PEFT adapts the thinker."""
 
 
 def _move(chunk: nn.Module, device: torch.device) -> None:
@@ -318,7 +320,7 @@ class BridgeSource:
                 disk.
         """
         try:
-            self._bridge.load_weights(chunks, str(directory), peft_format=True)
+            self._bridge.load_weights(chunks, str(directory), peft_format=True, converter=self._of_files)
         except AssertionError as error:  # mcore_bridge/bridge/gpt_bridge.py, _set_qkv and its like
             raise EngineError(
                 "Megatron cannot train this adapter.",
@@ -328,6 +330,11 @@ class BridgeSource:
                 fix="merge the adapter into the model (merge_and_unload in PEFT), and train a new adapter on the "
                 "merged model",
             ) from error
+
+    def _of_files(self, name: str, tensor: Any) -> tuple[str, Any]:
+        """Give an adapter's tensor the name that mcore-bridge reads."""
+        whole = logits_config(self.hf_config) is self.hf_config
+        return name if whole else name.replace(_STACK, _THINKER_STACK), tensor
 
     def save(self, chunks: Sequence[nn.Module], path: Path) -> None:
         """Write a Hugging Face model directory: sharded safetensors and config. A collective.

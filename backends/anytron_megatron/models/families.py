@@ -252,7 +252,7 @@ _ROWS = (
         rotates_whole_heads=True,
     ),
     Family("llama4", "Llama 4", refused=_FORMATS, obstacle=_CHUNKED),
-    Family("minicpmv4_6", "MiniCPM-V 4.6", _PUBLISHED, refused=("images", "cache"), cacheless=_NO_STATE),
+    Family("minicpmv4_6", "MiniCPM-V 4.6", (*_PUBLISHED, "LoRA"), refused=("images", "cache"), cacheless=_NO_STATE),
     Family("muse_glimmer", "Muse Glimmer", refused=_FORMATS, obstacle=_CAPPED),
     Family("bailing_hybrid", needs=("fla", "flash-linear-attention")),
     Family(
@@ -264,11 +264,17 @@ _ROWS = (
     Family("qwen4_exp", wanted=("eos_token_id", *_INDEXER)),
     Family("deepseek", "DeepSeekMoE", refused=_FORMATS, obstacle=_WITHOUT_CLASS),
     Family("bailing_moe", "Ling", refused=_FORMATS, obstacle=_WITHOUT_CLASS),
-    Family("qwen2_5_omni", "Qwen2.5-Omni", (*_PUBLISHED, "cache"), refused=("images",), rotates_whole_heads=True),
+    Family(
+        "qwen2_5_omni",
+        "Qwen2.5-Omni",
+        (*_PUBLISHED, "LoRA", "cache"),
+        refused=("images",),
+        rotates_whole_heads=True,
+    ),
     Family(
         "qwen3_omni_moe",
         "Qwen3-Omni",
-        (*_PUBLISHED_EXPERTS, "cache"),
+        (*_PUBLISHED_EXPERTS, "LoRA", "cache"),
         refused=("images",),
         rotates_whole_heads=True,
     ),

@@ -178,6 +178,7 @@ EVERY_MODEL = (*MODELS, *PUBLISHED_MODELS)
 WITH_ADAPTERS = (
     "glm4_5_air", "glm4_6", "olmoe", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "kimi_k2", "moonlight", "dots1",
     "internlm3", "glm4_moe_lite", "internvl3_5", "minicpmv4_6",
+    "qwen2_5_omni", "qwen3_omni_moe",
 )  # fmt: skip
 """Published configurations of which ``tests/backends/megatron/lora`` trains adapters."""
 WITH_CACHE = (
