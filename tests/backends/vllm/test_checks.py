@@ -31,10 +31,6 @@ MODEL = {
     "max_position_embeddings": 64,
 }
 SEES = {"model_type": "qwen3_vl", "text_config": MODEL, "vision_config": {"num_heads": 2, "spatial_merge_size": 2}}
-OMNI = {
-    "model_type": "qwen3_omni_moe",
-    "thinker_config": {name: SEES[name] for name in ("text_config", "vision_config")},
-}
 TENSOR_PARALLEL = "rollout.options.tensor_parallel_size"
 
 
@@ -180,7 +176,6 @@ def test_a_torchvision_that_cannot_be_imported_is_an_error_with_its_reason(site)
         ({"head_dim": 16}, {}, "model.config.head_dim", "supports head sizes 32, 64, 80"),
         ({"head_dim": None, "hidden_size": 160}, {}, "model.config.head_dim", "not 40"),
         ({"architectures": ["OnlyEmbeds"]}, {}, "model.config", "vLLM 0.32.5 does not implement OnlyEmbeds"),
-        (OMNI, {}, "model.config", "qwen3_omni_moe, whose images Anytron does not read, with vLLM"),
         (SEES | {"vision_config": {}}, {}, "model.config", "qwen3_vl, whose images Anytron does not read, with vLLM"),
         ({}, {"options": {"tensor_parallel_size": 3}}, TENSOR_PARALLEL, "4 attention heads"),
         (
@@ -235,6 +230,14 @@ def test_what_cannot_work_is_refused_by_its_key(installed, model, rollout, key, 
     remarks = found(model, **rollout)
     assert {severity for severity, _, _ in remarks} == {"error"}
     assert any(text in said for _, one, said in remarks if one == key)
+
+
+def test_thinkers_are_refused_because_no_test_has_run_one(installed):
+    thinker = {name: SEES[name] for name in ("text_config", "vision_config")}
+    remarks = found({"model_type": "qwen3_omni_moe", "thinker_config": thinker})
+    (wrong,) = [(key, text) for severity, key, text in remarks if severity == "error"]
+    assert wrong[0] == "model.config"
+    assert "qwen3_omni_moe, whose images Anytron does not read, with vLLM" in wrong[1]
 
 
 def test_an_accelerator_may_compute_prompts_in_parts(installed):
