@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from anytron.base.errors import ConfigError
-from anytron.task.data.model_files import read_config
+from anytron.task.data.model_files import IDLE, read_config
 from anytron.task.data.weight_headers import DamagedFileError, read_header
 from anytron_megatron.lora.names import ALL_LINEAR, LAYERS
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.models.weight_names import (
-    IDLE,
     may_stay_unread,
     prediction_tensors,
     with_score_head,

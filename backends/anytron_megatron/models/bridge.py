@@ -15,6 +15,7 @@ import torch
 from anytron.base.errors import ConfigError, EngineError
 from anytron.base.traits import AttentionHeads
 from anytron.sequences.masks import MaskKind
+from anytron.task.data.model_files import IDLE
 from anytron.task.data.pretrained import logits_config, read_hf_config
 from anytron_megatron.models.configuration import (
     SPARSE_ATTENTION_FIELDS,
@@ -26,7 +27,7 @@ from anytron_megatron.models.configuration import (
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.models.loading import freeze_indexers, load_weights
 from anytron_megatron.models.views import without_clones
-from anytron_megatron.models.weight_names import IDLE, prediction_tensors
+from anytron_megatron.models.weight_names import prediction_tensors
 from anytron_megatron.training.vision import VisionInputs
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from safetensors import SafetensorError
 
 from anytron.base.errors import EngineError
 from anytron.base.files import exhausted
+from anytron.task.data.model_files import IDLE
 from anytron.task.data.pretrained import INDEXER
 from anytron_megatron.models.weight_files import listed
-from anytron_megatron.models.weight_names import IDLE, may_stay_unread, prediction_tensors
+from anytron_megatron.models.weight_names import may_stay_unread, prediction_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 LM_HEAD, SCORE_HEAD = "lm_head.weight", "score.weight"
 """The output layer of a language model, and that of a model that classifies sequences."""
 
-IDLE = ("talker.", "token2wav.", "code2wav.")
-"""Beginnings of the names of an Omni model's tensors that are neither built nor trained: of what turns text into
-speech."""
-
 _LAYER = re.compile(r"(?:model\.)?(?:language_model\.)?layers\.(\d+)\.")
 _RECOMPUTED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 _FP8_SCALE = "_scale_inv"

@@ -8,6 +8,7 @@ import torch
 
 from anytron.base.results import Result
 from anytron.proof.verification.comparisons import measured
+from anytron.task.data.model_files import IDLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,11 +29,11 @@ def tied_copies(these: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> se
 
 
 def stored_weights(directory: Path) -> dict[str, Tensor]:
-    """Read all tensors of a model directory, on the host."""
+    """Read all tensors of a model directory, on the host, but those of :data:`IDLE`."""
     from safetensors.torch import load_file
 
     files = sorted(directory.glob("*.safetensors"))
-    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+    return {name: tensor for file in files for name, tensor in load_file(file).items() if not name.startswith(IDLE)}
 
 
 def compare_weights(check: str, stored: Mapping[str, Tensor], exported: Mapping[str, Tensor], detail: str) -> Result:

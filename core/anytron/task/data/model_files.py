@@ -34,6 +34,8 @@ Qwen2 (XiaomiMiMo/MiMo-7B-RL, ``modeling_mimo.py``), with prediction modules bes
 
 THINKER = "thinker_config"
 """The part of an Omni model's config that computes logits; the others belong to the talker, which speaks."""
+IDLE = ("talker.", "token2wav.", "code2wav.")
+"""Beginnings of the names of those others' tensors in files: they are neither built nor trained, and are kept."""
 
 LARGEST_CONFIG = 8 * 2**20
 """Most bytes of one of :data:`FILES`; the largest published ones, with names of 20,000 labels, have a tenth."""

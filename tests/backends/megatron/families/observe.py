@@ -14,10 +14,9 @@ from transformers import AutoConfig
 from anytron.proof.verification.gradients import computed_gradients
 from anytron.proof.verification.hugging_face import ExpectedGradients, expected_gradients
 from anytron.run.trainer.updates import UpdatePlan
-from anytron.task.data.model_files import as_known
+from anytron.task.data.model_files import IDLE, as_known
 from anytron.task.data.pretrained import logits_config, model_class, take_latent_epsilon
 from anytron_conformance.tiny_models import IMAGE_TOKEN
-from anytron_megatron.models.weight_names import IDLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

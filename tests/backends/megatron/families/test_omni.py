@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForMultimodalLM
 
 from anytron.config.imports import resolve
+from anytron.task.data.model_files import IDLE
 from anytron.task.data.pretrained import SPEAKER_FILE, TOKENIZER
-from anytron_megatron.models.weight_names import IDLE
 from tests.backends.megatron.families.layouts import PUBLISHED_MODELS
 from tests.backends.megatron.families.observe import hugging_face_logits, largest
 from tests.backends.megatron.families.published import PUBLISHED
