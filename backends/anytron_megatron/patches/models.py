@@ -319,7 +319,7 @@ def count_layer_norm_once(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def hear_without_a_head(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``get_audio_features`` of the towers of Qwen2.5-Omni and Qwen3-Omni: call that of the thinker's body.
+    """Wrap ``get_audio_features`` of the towers of Qwen2.5-Omni and Qwen3-Omni: call the thinker body's method.
 
     mcore-bridge calls, on its towers, the method of transformers' thinker with its output layer. That passes the call
     on to ``self.model``, the thinker's body, which mcore-bridge's towers do not have.

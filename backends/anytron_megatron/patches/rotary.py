@@ -123,8 +123,8 @@ def _halves(t: Tensor, size: int) -> Tensor:
 def tell_context(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``GPTModel._preprocess``: pass the inference context to ``_get_rotary_pos_emb``, which it calls.
 
-    A model with three axes of positions (mrope) gets them for all columns of the cache, as those of a text, which are
-    the same on all axes: of the embeddings Megatron takes the part from the step's first position on.
+    A model with three axes of positions (mrope) gets them for all columns of the cache, the same on all axes, as text
+    has them: of the embeddings Megatron takes the part from the step's first position on.
     """
 
     @functools.wraps(original)

@@ -232,14 +232,6 @@ def test_what_cannot_work_is_refused_by_its_key(installed, model, rollout, key, 
     assert any(text in said for _, one, said in remarks if one == key)
 
 
-def test_thinkers_are_refused_because_no_test_has_run_one(installed):
-    thinker = {name: SEES[name] for name in ("text_config", "vision_config")}
-    remarks = found({"model_type": "qwen3_omni_moe", "thinker_config": thinker})
-    (wrong,) = [(key, text) for severity, key, text in remarks if severity == "error"]
-    assert wrong[0] == "model.config"
-    assert "qwen3_omni_moe, whose images Anytron does not read, with vLLM" in wrong[1]
-
-
 def test_an_accelerator_may_compute_prompts_in_parts(installed):
     options = {"max_num_batched_tokens": 63, "engine_args": {"enable_chunked_prefill": True}}
     assert found(platform=Accelerator(), options=options) == []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 from anytron.config.schema import default_run
+from anytron_cpu import CpuPlatform
+from anytron_vllm.checks import diagnostics
 from anytron_vllm.start import start_directory
 
 MODEL = {"model_type": "qwen3", "vocab_size": 16, "hidden_size": 64, "max_position_embeddings": 64}
@@ -25,3 +27,10 @@ def test_a_model_whose_config_asks_for_code_starts_from_a_directory_that_does_no
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
     with start_directory(config, takes_images=False) as directory:
         assert directory == tmp_path
+
+
+def test_a_thinker_is_refused_because_no_test_has_run_one():
+    thinker = {"text_config": MODEL, "vision_config": {"spatial_merge_size": 2}}
+    model = {"config": {"model_type": "qwen3_omni_moe", "thinker_config": thinker}, "tokenizer": "t.py:t"}
+    found = diagnostics(default_run({"rollout": {"engine": "vllm"}, "model": model}), CpuPlatform())
+    assert [one for one in found if "qwen3_omni_moe, whose images Anytron does not read, with vLLM" in one.message]

@@ -167,7 +167,7 @@ THINKER_SOUND = tuple(
         requires=BRIDGE_VERSIONS,
         reason=f"{title} computes nothing: its tower of sound asks transformers' thinker, which asks self.model",
         upstream=f"mcore_bridge/model/mm_gpts/{file}: model_cls is the thinker with its output layer, whose "
-        "get_audio_features is no longer that of a tower in transformers 5",
+        "get_audio_features needs self.model in transformers 5.23",
         remove_when=f"{title} computes logits of a text",
         replacement=f"{FIXES}.models:hear_without_a_head",
     )

@@ -29,7 +29,7 @@ def tied_copies(these: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> se
 
 
 def stored_weights(directory: Path) -> dict[str, Tensor]:
-    """Read all tensors of a model directory, on the host, but those of :data:`IDLE`."""
+    """Read all tensors of a model directory, on the host, without :data:`IDLE` ones."""
     from safetensors.torch import load_file
 
     files = sorted(directory.glob("*.safetensors"))

@@ -35,7 +35,7 @@ Qwen2 (XiaomiMiMo/MiMo-7B-RL, ``modeling_mimo.py``), with prediction modules bes
 THINKER = "thinker_config"
 """The part of an Omni model's config that computes logits; the others belong to the talker, which speaks."""
 IDLE = ("talker.", "token2wav.", "code2wav.")
-"""Beginnings of the names of those others' tensors in files: they are neither built nor trained, and are kept."""
+"""Beginnings of the names of these other parts' tensors in files: they are neither built nor trained, and are kept."""
 
 LARGEST_CONFIG = 8 * 2**20
 """Most bytes of one of :data:`FILES`; the largest published ones, with names of 20,000 labels, have a tenth."""
@@ -181,7 +181,7 @@ def faults(
 def read_config(directory: Path) -> dict[str, Any]:
     """Read ``config.json`` of a model directory, its fields checked, with a ``model_type`` that transformers knows.
 
-    The fields are those of :func:`logits_fields`.
+    The fields are as :func:`logits_fields` arranges them.
 
     Raises:
         ConfigError: The file or a field is malformed.

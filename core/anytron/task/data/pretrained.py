@@ -304,7 +304,7 @@ def save_speakers(model: ModelSection, directory: Path) -> None:
         directory: An existing directory.
 
     Raises:
-        ConfigError: The file is not one that torch has written.
+        ConfigError: The file is not an archive, as torch writes it.
     """
     if model.path is None or not (file := Path(model.path) / SPEAKER_FILE).is_file():
         return
@@ -312,7 +312,7 @@ def save_speakers(model: ModelSection, directory: Path) -> None:
         raise ConfigError(
             "A file of a model directory is malformed.",
             where=str(file),
-            why="it is no archive, and torch writes archives",
+            why="it must be an archive, as torch writes it",
             fix="copy or download the model directory again",
         )
     shutil.copyfile(file, directory / SPEAKER_FILE)

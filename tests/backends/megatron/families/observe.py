@@ -205,7 +205,7 @@ class Truth:
 
 
 def checkpoint_of(model: Path) -> Weights:
-    """Read the tensors of a directory that training ranks hold: all but those of an Omni model's talker."""
+    """Read the tensors of a directory that training ranks hold: all but an Omni model's talker."""
     files = [load_file(file) for file in sorted(model.glob("*.safetensors"))]
     return {name: tensor for file in files for name, tensor in file.items() if not name.startswith(IDLE)}
 

@@ -189,5 +189,5 @@ def test_the_voices_of_a_talker_are_copied_and_nothing_else_is(tmp_path):
     (tmp_path / "secret").write_text("of somebody else")
     (origin / SPEAKER_FILE).unlink()
     (origin / SPEAKER_FILE).symlink_to(tmp_path / "secret")
-    with pytest.raises(ConfigError, match="no archive"):
+    with pytest.raises(ConfigError, match="must be an archive"):
         save_speakers(section, saved)
