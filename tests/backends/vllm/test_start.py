@@ -29,8 +29,9 @@ def test_a_model_whose_config_asks_for_code_starts_from_a_directory_that_does_no
         assert directory == tmp_path
 
 
-def test_a_thinker_is_refused_because_no_test_has_run_one():
+def test_a_thinker_is_refused_because_no_test_has_run_one(tmp_path):
     thinker = {"text_config": MODEL, "vision_config": {"spatial_merge_size": 2}}
-    model = {"config": {"model_type": "qwen3_omni_moe", "thinker_config": thinker}, "tokenizer": "t.py:t"}
-    found = diagnostics(default_run({"rollout": {"engine": "vllm"}, "model": model}), CpuPlatform())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_omni_moe", "thinker_config": thinker}))
+    config = default_run({"rollout": {"engine": "vllm"}, "model": {"path": str(tmp_path)}})
+    found = diagnostics(config, CpuPlatform())
     assert [one for one in found if "qwen3_omni_moe, whose images Anytron does not read, with vLLM" in one.message]
