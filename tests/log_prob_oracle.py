@@ -33,11 +33,11 @@ class Problem:
         hidden, weight = (operand.to(dtype).double() for operand in (hidden, weight))
         return cls(hidden, weight, labels, upstream, entries, temperature)
 
-    def by_definition(self, dtype=torch.float64, cap=None):
-        """Log-probs, entropies, and the gradients of hidden states and weight; ``cap`` limits the logits."""
+    def by_definition(self, dtype=torch.float64, cap=None, scale=1.0):
+        """Log-probs, entropies, and the gradients of hidden states and weight; ``cap`` limits the scaled logits."""
         hidden, weight = (operand.to(dtype, copy=True).requires_grad_() for operand in (self.hidden, self.weight))
         logits = hidden @ weight[: self.entries].t()
-        logits = logits if cap is None else cap * torch.tanh(logits / cap)
+        logits = logits if cap is None else cap * torch.tanh(logits * scale / cap)
         distribution = torch.distributions.Categorical(logits=logits / self.temperature, validate_args=False)
         real = self.labels >= 0
         results = distribution.log_prob(self.labels.clamp(min=0)) * real, distribution.entropy() * real

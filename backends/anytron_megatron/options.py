@@ -163,6 +163,7 @@ MEGATRON = EngineInfo(
             "inspection",
             "offload",
             "routing",
+            "language_part",
         }
     ),
     platform_check="anytron_megatron.checks.training:precision_diagnostics",

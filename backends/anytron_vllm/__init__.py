@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from anytron.task.data.model_files import has_experts
     from anytron_vllm.checks import model_config
     from anytron_vllm.installation import Installation, find_installation
 else:
@@ -13,4 +14,4 @@ else:
         return find(__name__, name)
 
 
-__all__ = ["Installation", "find_installation", "model_config"]
+__all__ = ["Installation", "find_installation", "has_experts", "model_config"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +10,9 @@ from pydantic import ValidationError
 
 from anytron.base.errors import ConfigError
 from anytron.config.diagnostics import Diagnostic
-from anytron.task.data.model_files import THINKER, faults, logits_fields, read_config
+from anytron.task.data.model_files import THINKER, faults, has_experts, logits_fields, read_config
 from anytron.task.data.pretrained import processor_files
-from anytron_vllm.features import feature_diagnostics, has_experts
+from anytron_vllm.features import feature_diagnostics
 from anytron_vllm.installation import INSTALL, find_installation
 from anytron_vllm.options import VllmOptions
 from anytron_vllm.release import IMAGES_TESTED, SUPPORTED, flaw, is_in
@@ -103,7 +104,7 @@ def _installation(installation: Installation | None, python: str | None) -> Iter
     if python is not None and not Path(python).exists():
         return  # reported by the core, or it is on other machines
     other = "" if python else "; or set rollout.python to the interpreter of an environment that has it"
-    install = INSTALL if python is None else f"{python} -m {INSTALL}"
+    install = INSTALL if python is None else f"{shlex.quote(python)} -m {INSTALL}"
     if installation is None:
         yield Diagnostic("error", "rollout.engine", f"vLLM is not installed in {where}", f"{install}{other}")
     elif not installation.supported:

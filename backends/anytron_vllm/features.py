@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from anytron.config.diagnostics import Diagnostic
+from anytron.task.data.model_files import has_experts
 from anytron_vllm.options import BUFFER_RANKS
 from anytron_vllm.release import Asked, flaw
 
@@ -101,11 +102,6 @@ def _quantized(
         yield Diagnostic("error", key, f"vLLM {version} cannot round weights: {why}", fix)
     elif not accelerator and (why := flaw(version, "quantized weights on a processor")):
         yield Diagnostic("error", key, f"vLLM {version} cannot round weights on a processor: {why}", fix)
-
-
-def has_experts(text: Mapping[str, Any]) -> bool:
-    """Return whether a model has experts, from its text config."""
-    return any(text.get(name) for name in ("num_experts", "n_routed_experts", "num_local_experts"))
 
 
 def _routing(

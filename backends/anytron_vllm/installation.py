@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ def require_supported() -> Installation:
             "No supported version of vLLM is installed.",
             where="rollout.engine",
             why="vLLM is not installed" if found is None else f"vLLM {found.version} is installed, not {SUPPORTED}",
-            fix=f"{sys.executable} -m {INSTALL}",
+            fix=f"{shlex.quote(sys.executable)} -m {INSTALL}",
         )
     return found
 

@@ -63,10 +63,12 @@ def start_directory(config: RunConfig, *, takes_images: bool) -> Iterator[Path]:
 
     For a model with images, vLLM needs a tokenizer and an image processor, to know how many tokens an image may have.
     The run's tokenizer and image processor may differ from the ones in ``model.path``; so they are written to a
-    temporary directory, with the model's config. A model whose ``config.json`` asks for code of its directory
-    (:data:`anytron.task.data.model_files.SAME_MODELS`) also gets a temporary directory: with the config that the rest
+    temporary directory, with the model's config. A directory whose ``config.json`` Anytron reads as another one
+    (:func:`anytron.task.data.model_files.as_known`) also gets a temporary directory: with the config that the rest
     of Anytron takes, and links to the files of weights.
     """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
+
     model = model_directory(config)
     published = published_config(model)
     known = as_known(published)
@@ -79,7 +81,8 @@ def start_directory(config: RunConfig, *, takes_images: bool) -> Iterator[Path]:
             for pattern in WEIGHT_FILES:
                 for file in model.glob(pattern):
                     (directory / file.name).symlink_to(file.resolve())
-            (directory / CONFIG_FILE).write_text(json.dumps(known), encoding="utf-8")
+            named = {"architectures": [CLASSES[known["model_type"]]], **known}  # vLLM finds its class by it
+            (directory / CONFIG_FILE).write_text(json.dumps(named), encoding="utf-8")
             yield directory
             return
         load_tokenizer(config.model).save_pretrained(directory)

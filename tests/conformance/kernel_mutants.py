@@ -340,6 +340,22 @@ class DecayDoesNotLearn(KernelMutant):
     )
 
 
+class ScansNeighbours(KernelMutant):
+    rule, says = "state-space-scan", "The output is wrong"
+    fused = replacing(
+        KernelName.STATE_SPACE_SCAN,
+        lambda x, dt, a, b, c, d, cu_seqlens: fused.state_space_scan(x, dt, a, b, c, d, None),
+    )
+
+
+class RateDoesNotLearn(KernelMutant):
+    rule, says = "state-space-scan", "The gradient of the rate of the decay is missing"
+    fused = replacing(
+        KernelName.STATE_SPACE_SCAN,
+        lambda x, dt, a, b, c, d, cu_seqlens: fused.state_space_scan(x, dt, a.detach(), b, c, d, cu_seqlens),
+    )
+
+
 class DecaysOnlyDecoupled(KernelMutant):
     rule, says = "adam", "The parameter"
     fused = replacing(KernelName.ADAM, lambda *tensors, **form: fused.adam(*tensors, **{**form, "decoupled": True}))

@@ -1,6 +1,6 @@
 """Kill a replica every few seconds, while agents use the endpoint: ``python tests/faults/killed_replicas.py``.
 
-The run has three replicas. Every ``--every`` seconds ``kill -9`` hits one of those that have started, in turn. The run
+The run has three replicas. Every ``--every`` seconds ``kill -9`` hits one of their processes, in turn. The run
 must go on by itself. Its weights must be those of an undisturbed run bit for bit, and its metrics must be the same but
 for rounding: another replica computes a conversation's beginning in another batch.
 """

@@ -1,8 +1,8 @@
 """The values of published ``config.json`` files, by the names of their repositories on huggingface.co.
 
-Organizations: allenai, baidu, deepseek-ai, meta-llama, MiniMaxAI, moonshotai, openai, Qwen, zai-org. The files lie in
-``published``, and those of examples in ``examples/models``. Of ``auto_map`` and ``quantization_config`` only what is
-needed to recognise them was written down.
+Organizations: AIDC-AI, allenai, baidu, deepseek-ai, google, meta-llama, MiniMaxAI, moonshotai, openai, Qwen, zai-org.
+The files lie in ``published``, and those of examples in ``examples/models``. Of ``auto_map``, ``quantization_config``
+and towers that are not built only what is needed to recognise them was written down.
 """
 
 from __future__ import annotations

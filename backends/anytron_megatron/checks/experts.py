@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from anytron.config.diagnostics import Diagnostic
+from anytron.task.data.model_files import EXPERT_COUNTS
 from anytron_megatron.lora.names import matches
-from anytron_megatron.models.families import FAMILIES, proved
+from anytron_megatron.models.families import family_of, proved
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -14,9 +15,6 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron_megatron.checks.subject import Subject
     from anytron_megatron.options import MegatronOptions
-
-EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
-"""Names of the number of experts in Hugging Face configs (as mcore_bridge/config/parser.py reads them)."""
 
 _EXPERT = "parallel.expert_model_parallel_size"
 _EXPERT_TENSOR = "parallel.expert_tensor_parallel_size"
@@ -97,8 +95,9 @@ def _rollout_routing(policy: Subject, options: MegatronOptions) -> Iterator[Diag
     if options.router_replay != "off":
         message = "rollout.replay_routing=true already replays the rollout's routing in all passes"
         yield Diagnostic("error", _REPLAY, message, f"remove {_REPLAY}")
-    model_type = str(policy.config.get("model_type"))
-    if model_type not in FAMILIES or "replay" not in FAMILIES[model_type].proof:
+    family = family_of(policy.config)
+    if family is None or "replay" not in family.proof:
+        model_type = policy.config.get("model_type")
         message = f"the routing of {model_type} cannot be replayed: no test compares it with Hugging Face"
         fix = f"remove {_ROLLOUT_REPLAY} (tested types: {proved('replay')})"
         yield Diagnostic("error", _ROLLOUT_REPLAY, message, fix)
@@ -122,7 +121,7 @@ def _listed(value: Any) -> list[Any]:
 
 def _number_of_experts(subject: Subject, run: RunConfig, options: MegatronOptions) -> int:
     """Return how many experts a layer has; 0 for a dense model."""
-    given = next((subject.text[name] for name in EXPERTS if subject.text.get(name)), 0)
+    given = next((subject.text[name] for name in EXPERT_COUNTS if subject.text.get(name)), 0)
     needed = run.parallel.sizes().expert > 1 or options.replay(run) != "off"
     if given or not needed or subject.path is not None:
         return int(given)
@@ -130,7 +129,7 @@ def _number_of_experts(subject: Subject, run: RunConfig, options: MegatronOption
     from anytron.task.data.pretrained import load_hf_config
 
     complete = load_hf_config(run.model).get_text_config()
-    return int(next((getattr(complete, name) for name in EXPERTS if getattr(complete, name, None)), 0))
+    return int(next((getattr(complete, name) for name in EXPERT_COUNTS if getattr(complete, name, None)), 0))
 
 
 def _adapters(run: RunConfig) -> Iterator[Diagnostic]:

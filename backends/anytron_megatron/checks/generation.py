@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from anytron.config.diagnostics import Diagnostic
-from anytron_megatron.models.families import FAMILIES, proved
+from anytron_megatron.models.families import family_of, proved
 from anytron_megatron.options import ENGINE
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def generation_diagnostics(policy: Subject, run: RunConfig, options: MegatronOpt
     """Report settings and models with which Megatron's key-value cache would be missing or wrong."""
     if run.rollout.engine != ENGINE:
         return
-    family = FAMILIES.get(str(policy.config.get("model_type")))
+    family = family_of(policy.config)
     if family is not None and "cache" not in family.proof:
         why = family.cacheless or "no test compares tokens that they generate with their forward pass"
         message = f"models of type {family.model_type} cannot generate on the training ranks: {why}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from anytron.config.diagnostics import Diagnostic
 from anytron.config.schema import ModelPart
-from anytron_megatron.models.families import FAMILIES
+from anytron_megatron.models.families import has_idle_tower
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -45,7 +45,7 @@ def size_diagnostics(subject: Subject, run: RunConfig, options: MegatronOptions)
             f"{groups} key/value heads are neither a multiple nor a divisor of the tensor-parallel size {tensor}",
             f"use a tensor-parallel size that divides {groups} or is a multiple of it",
         )
-    for name in ("intermediate_size", "hidden_size"):
+    for name in ("intermediate_size", "intermediate_size_mlp", "hidden_size"):
         if model.get(name) and model[name] % tensor:
             yield _not_divisible(_TENSOR, f"{name} {model[name]}", tensor)
     chunks = options.virtual_pipeline_model_parallel_size
@@ -174,9 +174,7 @@ def freeze_diagnostics(policy: Subject, run: RunConfig) -> Iterator[Diagnostic]:
 
 def _trained_parts(policy: Subject) -> set[str]:
     """The parts of a vision-language model that a run trains: towers that get no images are frozen anyway."""
-    family = FAMILIES.get(str(policy.config.get("model_type")))
-    only_text = family is not None and not family.takes_images
-    return {"language_model"} if only_text else set(get_args(ModelPart))
+    return {"language_model"} if has_idle_tower(policy.config) else set(get_args(ModelPart))
 
 
 def vision_diagnostics(subject: Subject, run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import ConfigError, did_you_mean
 from anytron.config.diagnostics import Diagnostic
-from anytron.task.data.model_files import faults, flag, number, read_object, whole
+from anytron.task.data.model_files import composite, faults, flag, has_experts, number, read_object, whole
 from anytron.task.data.weight_headers import DamagedFileError, read_header
 from anytron_megatron.checks.subject import Subject
 from anytron_megatron.lora.names import ALL_LINEAR, CONFIG_FILE, LAYERS, WEIGHTS_FILE
-from anytron_megatron.models.families import FAMILIES
+from anytron_megatron.models.families import family_of
 from anytron_megatron.models.weight_files import INDEX
 
 if TYPE_CHECKING:
@@ -47,13 +47,25 @@ def lora_diagnostics(run: RunConfig, options: MegatronOptions) -> Iterator[Diagn
     if section is None:
         return
     policy = Subject.policy(run)
-    family = FAMILIES.get(str(policy.config.get("model_type")))
-    if family is not None and family.language_models and policy.text.get("num_experts"):
+    family = family_of(policy.config)
+    if family is not None and family.language_models and has_experts(policy.text):
         why = (
             f"PEFT finds experts by the model type {family.model_type}, which it takes for a model without experts: it "
             "would leave the adapters of experts out"
         )
         yield Diagnostic("error", "model.lora", why, "remove model.lora, or train a model without experts")
+    if family is not None and family.model_type == "llama4":
+        why = (
+            "PEFT finds no experts in a llama4, whose experts transformers keeps in one tensor of a layer without "
+            "renaming them: it would leave their adapters out"
+        )
+        yield Diagnostic("error", "model.lora", why, "remove model.lora")
+    if policy.path is not None and policy.config and composite(policy.path) is not None:
+        why = (
+            f"{policy.path} holds more than a language model: PEFT would look for its adapters in the class of the "
+            "whole model, which is code of the directory, and no test loads them there"
+        )
+        yield Diagnostic("error", "model.lora", why, "remove model.lora, or train the directory of a language model")
     if run.model.freeze:
         why = (
             "this key has no effect with model.lora, which freezes the whole model and trains adapters of the "

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import did_you_mean
 from anytron.config.diagnostics import Diagnostic
+from anytron.task.data.composites import COMPOSITES
 from anytron.task.data.model_files import SAME_MODELS
+from anytron_megatron.checks.chunked_attention import layer_diagnostics
+from anytron_megatron.checks.hybrid import hybrid_diagnostics
 from anytron_megatron.checks.sparse_attention import sparse_diagnostics
-from anytron_megatron.models.families import FAMILIES, proved
+from anytron_megatron.models.families import FAMILIES, family_of, proved
 from anytron_megatron.options import transformer_fields
 
 if TYPE_CHECKING:
@@ -19,12 +22,10 @@ if TYPE_CHECKING:
     from anytron_megatron.models.families import Family
     from anytron_megatron.options import MegatronOptions
 
-_RATED_BY = {
-    "deepseek_v2": 1,
-    **dict.fromkeys(
-        ("deepseek_v3", "deepseek_v32", "dots1", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa"), 2
-    ),
-}
+_BY_TWO = (
+    "deepseek_v3", "deepseek_v32", "dots1", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa", "nemotron_h",
+)  # fmt: skip
+_RATED_BY = {"deepseek_v2": 1, **dict.fromkeys(_BY_TWO, 2)}
 """Number of a group's best experts by which a family rates the group (DeepSeek-V2: https://arxiv.org/abs/2405.04434,
 section 2.2.2; DeepSeek-V3: https://arxiv.org/abs/2412.19437, section 2.1.2, K_r / M = 8 / 4)."""
 
@@ -34,7 +35,7 @@ _GROUPS = {family: {"n_group": 8, "topk_group": 4} for family in ("deepseek_v3",
 
 _SIGMOID = (
     "deepseek_v3", "deepseek_v32", "dots1", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa", "hy_v3",
-    "minimax_m2",
+    "minimax_m2", "nemotron_h",
 )  # fmt: skip
 """Families whose routers score by sigmoid, in Megatron and in transformers."""
 
@@ -43,8 +44,12 @@ _ANOTHER = "train a model of another family; docs/reference/families.md lists th
 _ROPE_TYPES = {"default", "mrope", "linear", "llama3", "yarn"}
 """Kinds of rotary embedding that tests compare with Hugging Face's."""
 
-_OWN_ROPE_TYPES = {"gemma4": {"proportional"}}
-"""Further kinds that a test compares for one family."""
+_OWN_ROPE_TYPES = {"gemma4": {"proportional"}, "gemma4_unified": {"proportional"}}
+"""Further kinds that a test compares for some families."""
+
+_FEWER_ROPE_TYPES = {"llama4": {"default", "llama3"}}
+"""All kinds for one family: Llama 4 normalises rotated queries, where Megatron rotates normalised ones. Both are equal,
+unless a rotation changes lengths, as yarn's does."""
 
 _REFUSED: Mapping[str, tuple[str, str]] = {
     "mtp_detach_heads": (
@@ -89,7 +94,7 @@ def model_diagnostics(subject: Subject, options: MegatronOptions) -> Iterator[Di
     if not subject.config:
         return
     key, family = subject.key, str(subject.config.get("model_type"))
-    row = FAMILIES.get(family)
+    row = family_of(subject.config)
     if row is None:
         near = did_you_mean(family, FAMILIES)
         field = f"correct model_type in the model's config.json ({near}), or {_ANOTHER}" if near else _ANOTHER
@@ -100,19 +105,14 @@ def model_diagnostics(subject: Subject, options: MegatronOptions) -> Iterator[Di
             field if subject.path is not None else near or f"use one of {', '.join(sorted(FAMILIES))}",
         )
         return
-    if row.runs_model_code:
-        yield Diagnostic(
-            "error",
-            key,
-            f"mcore-bridge builds {family} with Python files of the model directory, but Anytron runs no code of a "
-            "model directory (SECURITY.md)",
-            _ANOTHER,
-        )
+    if family in COMPOSITES:
+        yield _unread(subject, family)
         return
     if obstacle := _obstacle(row, subject.text):
         yield Diagnostic("error", key, f"{family} cannot be trained: {obstacle[0]}", obstacle[1])
         return
     yield from sparse_diagnostics(key, row, subject.text, options)
+    yield from hybrid_diagnostics(key, row, subject.text)
     inner = str(subject.text.get("model_type", "of no model_type")) if row.language_models else family
     if row.language_models and inner not in row.language_models:
         yield Diagnostic(
@@ -132,8 +132,29 @@ def model_diagnostics(subject: Subject, options: MegatronOptions) -> Iterator[Di
     if inner in FAMILIES:
         yield from _routing(key, inner, subject.text, options)
     yield from _orientation(key, family, subject.text)
+    if family == "gemma4" and not subject.config.get("vision_config"):
+        # mcore_bridge/model/mm_gpts/gemma4.py, prepare_model
+        message = "this gemma4 has no vision_config, and mcore-bridge builds none without a tower of images"
+        yield Diagnostic("error", key, message, "train a model with a vision_config, as all published ones have")
     yield from _ernie(key, family, subject.text, options)
+    yield from layer_diagnostics(key, family, subject.text)
     yield from _rotary(key, row, subject.text)
+
+
+def _unread(subject: Subject, family: str) -> Diagnostic:
+    """Refuse a model of which Anytron could read only the language model, and did not."""
+    composite = COMPOSITES[family]
+    why = (
+        f"mcore-bridge builds {family} with Python files of the model directory, but Anytron runs no code of a model "
+        f"directory (SECURITY.md): it reads the language model ({composite.field}) alone"
+    )
+    if subject.path is None:
+        fix = f"set model.path to its directory, or model.config to the fields of its {composite.field}"
+        return Diagnostic("error", subject.key, why, fix)
+    text = subject.config.get(composite.field)
+    found = text.get("model_type") if isinstance(text, dict) else None
+    tested = ", ".join(composite.types)
+    return Diagnostic("error", subject.key, f"{why}, and this one is {found}, not one of {tested}", _ANOTHER)
 
 
 def _obstacle(row: Family, text: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -162,7 +183,7 @@ def _obstacle(row: Family, text: Mapping[str, Any]) -> tuple[str, str] | None:
 
 def prediction_diagnostics(policy: Subject, options: MegatronOptions) -> Iterator[Diagnostic]:
     """Check that the model's multi-token prediction modules can be trained, if the run trains them."""
-    family = FAMILIES.get(str(policy.config.get("model_type")))
+    family = family_of(policy.config)
     if options.mtp_loss_coefficient == 0.0 or family is None:
         return
     key = "engine.options.mtp_loss_coefficient"
@@ -295,7 +316,8 @@ def _rotary(key: str, family: Family, text: Mapping[str, Any]) -> Iterator[Diagn
             f"ignores the setting for {family.model_type} and rotates whole heads",
             "remove partial_rotary_factor from the model's config",
         )
-    if varying := sorted(kinds & {"dynamic", "longrope"}):
+    varying = sorted(kinds & {"dynamic", "longrope"})
+    if varying:
         yield Diagnostic(
             "error",
             key,
@@ -303,7 +325,8 @@ def _rotary(key: str, family: Family, text: Mapping[str, Any]) -> Iterator[Diagn
             "training compute different log-probs for the same tokens",
             "set the rope_type of rope_parameters in the model's config to a fixed one, for example yarn",
         )
-    elif untested := sorted(kinds - (known := _ROPE_TYPES | _OWN_ROPE_TYPES.get(family.model_type, set()))):
+    known = _FEWER_ROPE_TYPES.get(family.model_type, _ROPE_TYPES | _OWN_ROPE_TYPES.get(family.model_type, set()))
+    if not varying and (untested := sorted(kinds - known)):
         yield Diagnostic(
             "error",
             key,

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from anytron.base.version import ISSUES
 from anytron.config.options import chosen_engines
-from anytron_megatron.checks.experts import EXPERTS
+from anytron.task.data.model_files import has_experts
 from anytron_megatron.checks.subject import Subject
-from anytron_megatron.models.families import COLUMNS, FAMILIES, Family
+from anytron_megatron.models.families import COLUMNS, Family, family_of
 from anytron_megatron.options import ENGINE, MegatronOptions
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def proposal(run: RunConfig, report: Report) -> Iterator[str]:
     """
     subject = Subject.policy(run)
     model_type = str(subject.config.get("model_type"))
-    family = FAMILIES.get(model_type)
+    family = family_of(subject.config)
     if family is None or family.proof:
         return
     yield ""
@@ -64,8 +64,7 @@ def proposal(run: RunConfig, report: Report) -> Iterator[str]:
     yield ""
     yield f"    {_row(replace(family, title=family.title or model_type, proof=shown))}"
     yield ""
-    dense = not any(subject.text.get(name) for name in EXPERTS)
-    others = [column for column in _TRIED if column not in shown and not (dense and column == "EP")]
+    others = [column for column in _TRIED if column not in shown and (column != "EP" or has_experts(subject.text))]
     if others:
         yield f"Not tried: {', '.join(f'{column} ({_TRIED[column]})' for column in others)}"
     yield f"Send the row and the results to {ISSUES}"

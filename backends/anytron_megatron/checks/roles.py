@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from anytron.config.diagnostics import Diagnostic
-from anytron_megatron.checks.experts import EXPERTS
+from anytron.task.data.model_files import EXPERT_COUNTS
 from anytron_megatron.models.weight_files import stored_shapes
 from anytron_megatron.models.weight_names import SCORE_HEAD
 
@@ -29,7 +29,7 @@ def critic_diagnostics(critic: Subject, policy: Subject, run: RunConfig) -> Iter
         message = "a critic is for language models only, but the policy or the critic is a vision-language model"
         yield Diagnostic("error", "critic", message, without)
     layers, policy_layers = critic.text.get("num_hidden_layers"), policy.text.get("num_hidden_layers")
-    if layers != policy_layers and any((critic.text.get(name) or 0) > 1 for name in EXPERTS):
+    if layers != policy_layers and any((critic.text.get(name) or 0) > 1 for name in EXPERT_COUNTS):
         # megatron/core/transformer/moe/moe_utils.py, save_to_aux_losses_tracker: one for all models of a process
         yield Diagnostic(
             "error",

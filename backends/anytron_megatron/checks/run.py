@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from anytron_megatron.checks.chunked_attention import length_diagnostics
 from anytron_megatron.checks.experts import expert_diagnostics, routing_replay_diagnostics
 from anytron_megatron.checks.generation import generation_diagnostics
+from anytron_megatron.checks.hybrid import hybrid_layout_diagnostics
 from anytron_megatron.checks.layout import (
     freeze_diagnostics,
     linear_attention_diagnostics,
@@ -92,6 +94,8 @@ def _of_any_model(model: Subject, run: RunConfig, options: MegatronOptions) -> I
     yield from size_diagnostics(model, run, options)
     yield from linear_attention_diagnostics(model, run)
     yield from sparse_layout_diagnostics(model, run)
+    yield from hybrid_layout_diagnostics(model, run, options)
     yield from shared_keys_diagnostics(model, run)
+    yield from length_diagnostics(model, run)
     yield from vision_diagnostics(model, run, options)
     yield from expert_diagnostics(model, run, options)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.config.diagnostics import Diagnostic
 from anytron.device.patches.plan import in_range, installed_version
-from anytron_megatron.models.families import FAMILIES
+from anytron_megatron.models.families import family_of
 from anytron_megatron.models.release import HAS_SPARSE_ATTENTION
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _indexer(key: str, row: Family, text: Mapping[str, Any]) -> Iterator[Diagnos
 
 def sparse_layout_diagnostics(subject: Subject, run: RunConfig) -> Iterator[Diagnostic]:
     """Check that the ranks can divide sparse attention, and that no adapters are trained."""
-    row = FAMILIES.get(str(subject.config.get("model_type")))
+    row = family_of(subject.config)
     if row is None or not row.sparse_attention:
         return
     sizes = run.parallel.sizes()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.config.diagnostics import Diagnostic
 from anytron.device.platform import decisions_of
-from anytron_megatron.models.families import FAMILIES
+from anytron_megatron.models.families import has_idle_tower
 from anytron_megatron.options import MegatronOptions
 
 if TYPE_CHECKING:
@@ -56,8 +56,7 @@ def reduction_diagnostics(policy: Subject, run: RunConfig, options: MegatronOpti
     if options.ddp_bucket_size is not None and not options.overlap_grad_reduce:
         key, message = "engine.options.ddp_bucket_size", f"this option has no effect without {_OVERLAP}=true"
         yield Diagnostic("error", key, message, f"set {_OVERLAP}=true, or remove {key}")
-    family = FAMILIES.get(str(policy.config.get("model_type")))
-    idle = _SEES - set(run.model.freeze) if family is not None and family.takes_images else frozenset()
+    idle = frozenset() if has_idle_tower(policy.config) else _SEES - set(run.model.freeze)
     if options.overlap_grad_reduce and policy.config.get("vision_config") and idle:
         other = "" if run.model.lora is not None else f", or add {' and '.join(sorted(idle))} to model.freeze"
         # megatron/core/distributed/param_and_grad_buffer.py, finish_grad_sync: an assertion, where there are no images.

@@ -17,7 +17,7 @@ from anytron_megatron.estimate.memory import (
     tile_bytes,
 )
 from anytron_megatron.estimate.tensors import TOWERS, adapter_pieces, model_shapes, pieces
-from anytron_megatron.models.families import FAMILIES
+from anytron_megatron.models.families import has_idle_tower
 from anytron_megatron.options import MegatronOptions
 
 if TYPE_CHECKING:
@@ -203,6 +203,4 @@ def _frozen(piece: Piece, run: RunConfig, policy: Subject) -> bool:
     vision = TOWERS.search(piece.name) is not None
     aligner = vision and any(word in piece.name for word in _ALIGNER)
     part = "aligner" if aligner else "vision_tower" if vision else "language_model"
-    family = FAMILIES.get(str(policy.config.get("model_type")))
-    idle = vision and family is not None and not family.takes_images
-    return idle or part in run.model.freeze
+    return (vision and has_idle_tower(policy.config)) or part in run.model.freeze

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from anytron.base.errors import ConfigError
-from anytron.task.data.model_files import IDLE, read_config
+from anytron.task.data.model_files import CHOSEN_EXPERTS, EXPERT_COUNTS, read_config, tensor_names
 from anytron.task.data.weight_headers import DamagedFileError, read_header
 from anytron_megatron.lora.names import ALL_LINEAR, LAYERS
-from anytron_megatron.models.families import FAMILIES
+from anytron_megatron.models.families import family_of
 from anytron_megatron.models.weight_names import (
     may_stay_unread,
     prediction_tensors,
@@ -106,14 +106,13 @@ def model_shapes(subject: Subject, *, predicts_ahead: bool) -> Shapes:
     """
     if subject.path is not None and not subject.config:
         read_config(subject.path)  # says why there is none
-    family = FAMILIES.get(subject.config.get("model_type", ""))
+    family = family_of(subject.config)
     shapes = None if family is None or predicts_ahead else family.tensors(subject.config)
     shapes = with_score_head(shapes) if shapes and subject.scores else shapes
     if shapes is None and subject.path is not None:
         shapes = _in_files(subject.path)
         ahead = prediction_tensors(shapes, subject.text.get("num_hidden_layers", 0))
         unread = {name for name in ahead if not predicts_ahead or name.endswith(COPIES)}
-        unread |= {name for name in shapes if name.startswith(IDLE)}
         tied = subject.config.get("tie_word_embeddings", subject.text.get("tie_word_embeddings", False))
         unread |= {name for name in shapes if may_stay_unread(name) or (tied and name == "lm_head.weight")}
         shapes = {name: shape for name, shape in shapes.items() if name not in unread}
@@ -180,15 +179,18 @@ def kind_of(name: str) -> str:
 
 def chosen_share(config: Mapping[str, Any]) -> float:
     """Return the share of a layer's routed experts that process a token; 1 for a dense model."""
-    experts = config.get("num_experts") or config.get("n_routed_experts") or config.get("num_local_experts") or 1
-    return float((config.get("num_experts_per_tok") or 1) / experts)
+    experts, chosen = (
+        next((config[name] for name in names if config.get(name)), 1) for names in (EXPERT_COUNTS, CHOSEN_EXPERTS)
+    )
+    return float(chosen / experts)
 
 
 def _in_files(directory: Path) -> Shapes:
     shapes: Shapes = {}
+    inner = tensor_names(directory).inner
     try:
         for file in sorted(directory.glob("*.safetensors")):
-            shapes |= read_header(file)
+            shapes |= {own: shape for name, shape in read_header(file).items() if (own := inner(name)) is not None}
     except DamagedFileError as error:
         raise ConfigError(
             "The weights cannot be read.", where=str(directory), why=str(error), fix="complete the download"

@@ -15,8 +15,9 @@ import torch
 from anytron.base.errors import ConfigError, EngineError
 from anytron.base.traits import AttentionHeads
 from anytron.sequences.masks import MaskKind
-from anytron.task.data.model_files import IDLE
-from anytron.task.data.pretrained import logits_config, read_hf_config
+from anytron.task.data.model_files import tensor_names
+from anytron.task.data.pretrained import logits_config, read_hf_config, save_hf_config
+from anytron_megatron.models.chunked_attention import longest_whole
 from anytron_megatron.models.configuration import (
     SPARSE_ATTENTION_FIELDS,
     accepted_masks,
@@ -119,6 +120,7 @@ class BridgeSource:
 
         self.model_dir = model_dir
         self.hf_config = read_hf_config(model_dir)
+        self._names = tensor_names(model_dir)
         family = get_mcore_model_type(self.hf_config.model_type)
         assert family is not None  # checks/model.py
         text_config = self.hf_config.get_text_config()
@@ -185,8 +187,10 @@ class BridgeSource:
 
     @property
     def context_length(self) -> int:
-        """Longest sequence that the model can take, in tokens."""
-        return int(self.config.max_position_embeddings)
+        """Longest sequence that the model can take, in tokens; of Llama 4 one that is within a chunk."""
+        whole = longest_whole(self.hf_config.to_dict())
+        longest = int(self.config.max_position_embeddings)
+        return longest if whole is None else min(longest, whole)
 
     @property
     def attention_heads(self) -> AttentionHeads:
@@ -261,9 +265,7 @@ class BridgeSource:
             check(chunks)
         for chunk in chunks:
             _move(chunk, device)
-        load_weights(self._bridge, chunks, self.model_dir, self.config.num_layers)
-        # An Omni model's talker, which mcore-bridge would keep in memory and give to every rollout engine.
-        self._bridge._generator_sd = None
+        load_weights(self._bridge, chunks, self.model_dir, self.config.num_layers, self._names)
         if self.traits.sparse_attention:
             freeze_indexers(chunks)
         if self.vision is None:
@@ -340,8 +342,8 @@ class BridgeSource:
     def save(self, chunks: Sequence[nn.Module], path: Path) -> None:
         """Write a Hugging Face model directory: sharded safetensors and config. A collective.
 
-        Multi-token prediction modules that were not built, and an Omni model's talker, are copied from the original
-        directory.
+        Copied from the original directory are multi-token prediction modules that were not built, an Omni model's
+        talker, and the tensors and the config of other models that lie there beside the language model.
         """
         from mcore_bridge.utils import StreamingSafetensorSaver
 
@@ -350,17 +352,17 @@ class BridgeSource:
         head: Tensor | None = None
         written = set()
         for name, tensor in self.export(chunks, saving=True):
-            saver.add_tensor(name, tensor)
+            saver.add_tensor(self._names.outer(name), tensor)
             written.add(name)
             embedding = tensor if name == self._bridge.hf_embed_key else embedding
             head = tensor if name == self._bridge.hf_lm_head_key else head
         if torch.distributed.get_rank() == 0:
             now = dict(zip(SHARED_COPIES, (embedding, embedding if head is None else head), strict=True))
             for name, stored in self._left_out(written):
-                named = {} if name.startswith(IDLE) else now
-                copied = next((tensor for copy, tensor in named.items() if name.endswith(copy)), None)
+                own = self._names.inner(name)
+                copied = next((tensor for copy, tensor in now.items() if own is not None and own.endswith(copy)), None)
                 saver.add_tensor(name, stored if copied is None else copied.clone())
-            self.hf_config.save_pretrained(path)
+            save_hf_config(self.hf_config, self.model_dir, path)
         saver.finalize()
         torch.distributed.barrier()
 
@@ -370,8 +372,9 @@ class BridgeSource:
 
         with SafetensorLazyLoader(str(self.model_dir)) as files:
             tensors = files.get_state_dict()
-            idle = {name for name in tensors if name.startswith(IDLE)}
-            for name in sorted((self.prediction_names(tensors) | idle) - written):
+            inner = {name: self._names.inner(name) for name in tensors}
+            ahead = self.prediction_names(filter(None, inner.values())) - written
+            for name in sorted(name for name, own in inner.items() if own is None or own in ahead):
                 yield name, tensors[name].load()
 
 

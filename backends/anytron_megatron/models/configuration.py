@@ -25,7 +25,10 @@ def traits_of(config: TransformerConfig) -> ModelTraits:
     return ModelTraits(
         causal=True,
         latent_attention=bool(config.multi_latent_attention),
-        linear_attention=getattr(config, "experimental_attention_variant", None) == "gated_delta_net",
+        linear_attention=bool(
+            getattr(config, "is_hybrid_model", False)  # Mamba layers
+            or getattr(config, "experimental_attention_variant", None) == "gated_delta_net"
+        ),
         mixture_of_experts=bool(config.num_moe_experts),
         sparse_attention=getattr(config, "experimental_attention_variant", None) == "dsa",
         window=None if window is None else (int(window[0]), int(window[1])),

@@ -39,7 +39,7 @@ class Family:
         proof: Entries of :data:`COLUMNS` that a test proves: equal to Hugging Face, and to the other layouts.
         refused: Entries of :data:`COLUMNS` that the checks refuse.
         sparse_attention: Whether it has DeepSeek sparse attention, which runs with megatron-core 0.19 and later.
-        runs_model_code: Whether mcore-bridge imports Python files of the model directory to build it.
+        hybrid: Whether it has Mamba-2 layers, in a ``HybridModel``, which run with megatron-core 0.19 and later.
         obstacle: Why no configuration can train it; empty if one can.
         wanted: Fields of the language model that mcore-bridge needs, and whose default in transformers is null.
         needs: A package without which mcore-bridge cannot build it: the name to import, and the name to install.
@@ -58,7 +58,7 @@ class Family:
     proof: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     sparse_attention: bool = False
-    runs_model_code: bool = False
+    hybrid: bool = False
     obstacle: str = ""
     wanted: tuple[str, ...] = ()
     needs: tuple[str, str] | None = None
@@ -83,26 +83,19 @@ _DENSE = (*_FORMATS, "TP", "PP", "CP")
 _EXPERTS = (*_DENSE, "VPP", "EP", "replay", "LoRA", "cache")
 _PUBLISHED = (*_DENSE, "VPP")
 _PUBLISHED_EXPERTS = (*_PUBLISHED, "EP", "replay")
+_PARTLY_READ = ("LoRA", "images")
 _PUBLISHED_IMAGES = (*_DENSE, "images")
 _NO_STATE = "mcore-bridge's Gated DeltaNet keeps no state from one forward pass to the next"
+_NO_STATES = "no test compares the states that Megatron's Mamba layers keep with their forward pass"
 _NO_KEYS = "mcore-bridge's sparse attention keeps no keys from one forward pass to the next"
 _WINDOW = "no test compares a cache of layers with a sliding window with their forward pass"
 _NO_IMAGES = "no test generates from images with a cache"
 _UNRELEASED = "mcore-bridge builds it with Megatron's development branch only"
-_CHUNKED = (
-    "its layers attend to chunks of attention_chunk_size tokens and scale queries by their position "
-    "(attn_temperature_tuning), and mcore-bridge does neither"
-)
-_UNIFIED = (
-    "mcore-bridge reads enable_moe_block and hidden_size_per_layer_input, which its configuration in transformers lacks"
-)
-_CAPPED = "mcore-bridge multiplies and caps what its output layer returns, which here are log-probs"
 _WITHOUT_CLASS = "transformers has no class for it, and Anytron runs no code of a model directory (SECURITY.md)"
-_MAMBA = (
-    "mcore-bridge builds it of Megatron's Mamba layers, with megatron-core 0.18 and later, and these layers need the "
-    "package mamba-ssm, whose kernels no test has run"
+_N_GRAMS = (
+    "mcore-bridge computes its attention in packed sequences with Triton kernels, which no test has run, and exports "
+    "its table of n-grams in split_ngram_parts tensors, where a rollout engine has one"
 )
-_INDEXER = ("indexer_n_heads", "indexer_kv_heads", "indexer_head_dim", "indexer_budget", "indexer_compress_ratio")
 
 _ROWS = (
     Family(
@@ -228,11 +221,11 @@ _ROWS = (
     Family(
         "glm_moe_dsa", "GLM-5", (*_PUBLISHED, "EP"), refused=("cache",), sparse_attention=True, cacheless=_NO_KEYS
     ),
-    Family("kimi_k25", "Kimi-K2.5", refused=_FORMATS, runs_model_code=True),
-    Family("kimi_vl", "Kimi-VL", refused=_FORMATS, runs_model_code=True),
-    Family("internvl_chat", "InternVL (internvl_chat)", refused=_FORMATS, runs_model_code=True),
-    Family("ovis2_5", "Ovis2.5", refused=_FORMATS, runs_model_code=True),
-    Family("llava_onevision1_5", "LLaVA-OneVision-1.5", refused=_FORMATS, runs_model_code=True),
+    Family("kimi_k25", "Kimi-K2.5", (*_PUBLISHED_EXPERTS, "cache"), _PARTLY_READ),
+    Family("kimi_vl", "Kimi-VL", (*_PUBLISHED_EXPERTS, "cache"), _PARTLY_READ),
+    Family("internvl_chat", "InternVL (internvl_chat)", (*_PUBLISHED_EXPERTS, "cache"), _PARTLY_READ),
+    Family("ovis2_5", "Ovis2.5", (*_PUBLISHED, "cache"), _PARTLY_READ),
+    Family("llavaonevision1_5", "LLaVA-OneVision-1.5", (*_PUBLISHED, "cache"), _PARTLY_READ),
     Family("deepseek_v4", "DeepSeek-V4", refused=_FORMATS, obstacle=_UNRELEASED),
     Family("glm5_next", "GLM-5.3", refused=_FORMATS, obstacle=_UNRELEASED),
     Family(
@@ -242,7 +235,7 @@ _ROWS = (
         refused=("images", "cache"),
         cacheless=_WINDOW,
     ),
-    Family("gemma4_unified", "Gemma 4 (gemma4_unified)", refused=_FORMATS, obstacle=_UNIFIED),
+    Family("gemma4_unified", "Gemma 4 12B", (*_PUBLISHED, "LoRA"), refused=("images", "cache"), cacheless=_WINDOW),
     Family(
         "internvl",
         "InternVL3, InternVL3.5",
@@ -251,9 +244,20 @@ _ROWS = (
         language_models=("qwen2", "qwen3", "qwen3_moe"),
         rotates_whole_heads=True,
     ),
-    Family("llama4", "Llama 4", refused=_FORMATS, obstacle=_CHUNKED),
+    Family(
+        "llama4",
+        "Llama 4",
+        (*_PUBLISHED, "EP", "cache"),
+        refused=("LoRA", "images"),
+    ),
     Family("minicpmv4_6", "MiniCPM-V 4.6", (*_PUBLISHED, "LoRA"), refused=("images", "cache"), cacheless=_NO_STATE),
-    Family("muse_glimmer", "Muse Glimmer", refused=_FORMATS, obstacle=_CAPPED),
+    Family(
+        "muse_glimmer",
+        "Muse Glimmer",
+        (*_PUBLISHED, "LoRA"),
+        refused=("images", "cache"),
+        cacheless=_WINDOW,
+    ),
     Family("bailing_hybrid", needs=("fla", "flash-linear-attention")),
     Family(
         "qwen3_asr",
@@ -261,7 +265,7 @@ _ROWS = (
         refused=_FORMATS,
         obstacle="mcore-bridge takes its audio encoder from the package qwen-asr, which wants transformers before 5.0",
     ),
-    Family("qwen4_exp", wanted=("eos_token_id", *_INDEXER)),
+    Family("qwen4_exp", "Qwen4-Exp", refused=_FORMATS, obstacle=_N_GRAMS),
     Family("deepseek", "DeepSeekMoE", refused=_FORMATS, obstacle=_WITHOUT_CLASS),
     Family("bailing_moe", "Ling", refused=_FORMATS, obstacle=_WITHOUT_CLASS),
     Family(
@@ -278,12 +282,23 @@ _ROWS = (
         refused=("images",),
         rotates_whole_heads=True,
     ),
-    Family("nemotron_h", "Nemotron-3", refused=_FORMATS, obstacle=_MAMBA),
+    Family("nemotron_h", "Nemotron-3", (*_DENSE, "EP"), refused=("cache",), hybrid=True, cacheless=_NO_STATES),
 )  # fmt: skip
 
 FAMILIES: Mapping[str, Family] = {row.model_type: row for row in _ROWS}
 """Every ``model_type`` that mcore-bridge 1.6.5 registers with megatron-core 0.16 to 0.19 (``nemotron_h``: with 0.18 and
 0.19 only). A test compares this table with mcore-bridge, whose import imports Megatron."""
+
+
+def family_of(config: Mapping[str, Any]) -> Family | None:
+    """Return the row of a model, from the fields of its ``config.json``; None if mcore-bridge cannot build it."""
+    return FAMILIES.get(str(config.get("model_type")))
+
+
+def has_idle_tower(config: Mapping[str, Any]) -> bool:
+    """Return whether a model's towers of images and sound, if it has any, get none, and so are not trained."""
+    family = family_of(config)
+    return family is not None and not family.takes_images
 
 
 def proved(column: str) -> str:

@@ -10,7 +10,6 @@ from safetensors import SafetensorError
 
 from anytron.base.errors import EngineError
 from anytron.base.files import exhausted
-from anytron.task.data.model_files import IDLE
 from anytron.task.data.pretrained import INDEXER
 from anytron_megatron.models.weight_files import listed
 from anytron_megatron.models.weight_names import may_stay_unread, prediction_tensors
@@ -23,13 +22,14 @@ if TYPE_CHECKING:
 
     from anytron.base.errors import ResourceError
     from anytron.config.schema import ModelPart
+    from anytron.task.data.composites import TensorNames
 
 
 _LOADING_FAILS = (KeyError, AssertionError, RuntimeError, ValueError, OSError, AttributeError, SafetensorError)
 """What mcore-bridge raises, from various places, when a tensor is missing or has another shape."""
 
 
-def load_weights(bridge: Any, chunks: list[nn.Module], directory: Path, layers: int) -> None:
+def load_weights(bridge: Any, chunks: list[nn.Module], directory: Path, layers: int, names: TensorNames) -> None:
     """Read a Hugging Face directory into Megatron's parameters. A collective.
 
     mcore-bridge ignores tensors that the model lacks, and keeps random values in an output layer and in multi-token
@@ -41,6 +41,7 @@ def load_weights(bridge: Any, chunks: list[nn.Module], directory: Path, layers: 
         chunks: The model on this rank.
         directory: Directory with safetensors files.
         layers: Number of layers of the model, without its multi-token prediction modules.
+        names: How the files name the model's tensors. Tensors of other models in the directory are not read.
 
     Raises:
         EngineError: On all ranks, if a tensor is missing, unknown or of another shape anywhere, or a file
@@ -50,7 +51,7 @@ def load_weights(bridge: Any, chunks: list[nn.Module], directory: Path, layers: 
     with torch.no_grad():
         for parameter in _parameters(chunks):
             parameter.fill_(torch.nan)
-    read = _Reading()
+    read = _Reading(names)
     failure: tuple[str, ResourceError | None] = "", None
     try:
         bridge.load_weights(chunks, str(directory), converter=read.note)
@@ -67,7 +68,6 @@ def load_weights(bridge: Any, chunks: list[nn.Module], directory: Path, layers: 
         _refuse(directory, why, *_differences(bridge, chunks, read))
     unread = read.offered.keys() - set[str]().union(*_everywhere(read.taken))
     unread -= prediction_tensors(unread, layers)
-    unread = {name for name in unread if not name.startswith(IDLE)}
     unknown = sorted(name for name in unread if not may_stay_unread(name) and not _tied_copy(bridge, name))
     if unknown:
         _refuse(
@@ -125,12 +125,16 @@ def freeze_indexers(chunks: Sequence[torch.nn.Module]) -> None:
 class _Reading:
     """Record which tensors the bridge was offered, and which it took."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: TensorNames) -> None:
+        self._names = names
         self.offered: dict[str, Any] = {}
         self.taken: set[str] = set()
 
-    def note(self, name: str, tensor: Any) -> tuple[str, Any]:
-        """Wrap a tensor that the bridge may read (``load_weights(converter=...)``)."""
+    def note(self, stored: str, tensor: Any) -> tuple[str, Any] | None:
+        """Wrap a tensor that the bridge may read (``load_weights(converter=...)``); None if it is not the model's."""
+        name = self._names.inner(stored)
+        if name is None:
+            return None
         self.offered[name] = tensor
         load, load_slice = tensor.load, tensor.load_slice
 

@@ -24,6 +24,9 @@ SUPPORTED = ">=0.16.1,<0.20"
 """Versions of megatron-core that the engine trains with, as a PEP 440 range: those of ``tox -e mcore016`` to
 ``mcore019``. From 0.17 on Megatron asks for Python 3.12."""
 
+HAS_MAMBA = ">=0.19"
+"""Releases whose Mamba layers have the weights that mcore-bridge reads."""
+
 HAS_SPARSE_ATTENTION = ">=0.19"
 """Releases whose DeepSeek sparse attention takes packed sequences and context parallelism."""
 

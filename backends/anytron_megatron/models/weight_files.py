@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import ConfigError
 from anytron.config.diagnostics import Diagnostic
-from anytron.task.data.model_files import read_object
+from anytron.task.data.composites import TensorNames
+from anytron.task.data.model_files import read_object, tensor_names
 from anytron.task.data.weight_headers import DamagedFileError, read_header
-from anytron_megatron.models.families import FAMILIES
+from anytron_megatron.models.families import family_of
 from anytron_megatron.models.weight_names import (
     LM_HEAD,
     may_stay_unread,
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """Files that mcore-bridge looks for (mcore_bridge/utils/safetensors.py); if both exist, it uses the index."""
 _DOWNLOAD = "complete the download"
+_PACKED = ".weight_packed"
+"""End of the names of weights that compressed-tensors has packed, such as Kimi-K2.5's experts."""
 
 
 def weight_diagnostics(
@@ -69,6 +72,7 @@ def _faults(directory: Path, config: Mapping[str, Any], *, scores: bool) -> Iter
         yield message, "convert the weights: load the model with transformers and save it with save_pretrained"
     files, faults = _files(directory)
     shapes: dict[str, tuple[int, ...]] = {}
+    inner = (tensor_names(directory) if config else TensorNames()).inner
     for name, wanted in files.items():
         try:
             found = read_header(directory / name)
@@ -77,13 +81,17 @@ def _faults(directory: Path, config: Mapping[str, Any], *, scores: bool) -> Iter
             continue
         if absent := sorted(wanted - found.keys()):
             faults.append((f"{name} lacks {listed(absent)}, which should be in it by {INDEX}", _DOWNLOAD))
-        shapes |= {published_name(name): shape for name, shape in found.items()}
+        shapes |= {published_name(own): shape for name, shape in found.items() if (own := inner(name)) is not None}
     yield from faults
-    family = FAMILIES.get(config.get("model_type", ""))
+    family = family_of(config)
     expected = None if family is None else family.tensors(config)
     expected = with_score_head(expected) if expected and scores else expected
     # Without all headers every tensor of a damaged file would be called missing.
     if faults or expected is None or not files:
+        return
+    if packed := sorted(name for name in shapes if name.endswith(_PACKED)):
+        message = f"{len(packed)} weights are packed integers, which mcore-bridge does not read: {listed(packed)}"
+        yield message, "use bfloat16 weights of this model, and remove quantization_config from its config.json"
         return
     modules = prediction_tensors(shapes, (config.get("text_config") or config)["num_hidden_layers"])
     own = "use the weights that belong to this config.json"

@@ -28,13 +28,14 @@ if TYPE_CHECKING:
 
 
 def leave_out_padding(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``GatedDeltaNet.forward``: set padding of rows to zero before and after, so that it has no gradient.
+    """Wrap the forward of a recurrent layer: set padding of rows to zero before and after, so that it has no gradient.
 
-    Gated DeltaNet layers receive no mask. Zeros stay zero in the layer's norm and projections, which have no bias. For
-    the convolution they are like the zeros before the start of a sequence. Keys and values of padding are 0, so they
-    add nothing to the recurrent state. The decay of the state at padding affects no real token: before the first token
-    the state is zero, and after the last token nothing reads it. Packed sequences need no mask: kernels start anew at
-    each sequence, whose padding comes last.
+    Layers of Gated DeltaNet and of Mamba-2 receive no mask. Zeros stay zero in the layer's norm and projections, which
+    have no bias. For the convolution they are like the zeros before the start of a sequence. Keys and values of padding
+    are 0, so they add nothing to the recurrent state (:mod:`anytron_megatron.patches.mamba` for the convolution's bias
+    of Mamba-2). The decay of the state at padding affects no real token: before the first token the state is zero, and
+    after the last token nothing reads it. Packed sequences need no mask: kernels start anew at each sequence, whose
+    padding comes last.
 
     Raises:
         EngineError: The layer runs outside of a micro-batch's scope, or the shapes of mask and rows differ.
@@ -59,18 +60,19 @@ def _padding(layer: Any, hidden_states: Tensor) -> Tensor:
     mask = current_mask()
     if mask is None or mask.linear_attn_mask is None:
         raise EngineError(
-            "A Gated DeltaNet layer does not know which tokens are padding.",
+            "A recurrent layer does not know which tokens are padding.",
             where=f"layer {layer.layer_number}",
             why="it runs outside its micro-batch's scope" if mask is None else "the mask has no linear_attn_mask",
             fix="call the model through anytron_megatron.forward(model, prepared), which sets the mask, or train on "
             "packed sequences",
         )
     padding = ~mask.linear_attn_mask.t()
-    context, parts = layer.pg_collection.cp, layer.sp_size
+    context, tensor = layer.pg_collection.cp, layer.pg_collection.tp
+    parts = tensor.size() if layer.config.sequence_parallel else 1
     rows, columns = hidden_states.shape[:2]
     if padding.shape != (rows * parts * context.size(), columns):
         raise EngineError(
-            "The mask of a Gated DeltaNet layer does not match the shape of its input.",
+            "The mask of a recurrent layer does not match the shape of its input.",
             where=f"layer {layer.layer_number}",
             why=f"linear_attn_mask has the shape {tuple(mask.linear_attn_mask.shape)} (batch, sequence), but the input "
             f"has {(rows, columns)} (a part of the sequence on each of {parts * context.size()} ranks, batch)",
@@ -81,7 +83,7 @@ def _padding(layer: Any, hidden_states: Tensor) -> Tensor:
         padding = padding.index_select(0, order.chunk(context.size())[context.rank()])
     if parts > 1:
         # With sequence parallelism the ranks hold consecutive parts of these rows.
-        padding = padding.chunk(parts)[layer.pg_collection.tp.rank()]
+        padding = padding.chunk(parts)[tensor.rank()]
     return padding[..., None]
 
 

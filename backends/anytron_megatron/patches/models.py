@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import importlib
 import sys
@@ -26,9 +25,6 @@ _JOINED = ("glm4", "glm4v_text")
 _ERNIE, _ERNIE_BIAS = "ernie4_5_moe", "moe_statics.e_score_correction_bias"
 _TRANSPOSED = "qwen3_vl_moe"
 """The family whose published files have the weights of experts transposed, by transformers 5."""
-
-_HEADS_BY_LAYER = ("gemma4", "gemma4_unified")
-"""Families in which heads of layers with a sliding window have another size, in number and in width."""
 
 
 def refuse_offload_to_the_device(original: Callable[..., None]) -> Callable[..., None]:
@@ -272,50 +268,46 @@ def read_ernie_bias(original: Callable[..., None]) -> Callable[..., None]:
     return _set_router
 
 
-def name_head_sizes(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Wrap ``hf_to_mcore_config``: give it Gemma 4's configuration with the fields of the published file.
+_PLACES = ("image_token_id", "video_token_id", "audio_token_id")
+"""Fields of a configuration that number the places of images, videos and sound in a text."""
 
-    mcore-bridge reads ``head_dim`` and ``num_key_value_heads`` of sliding layers, and ``global_head_dim`` and
-    ``num_global_key_value_heads`` of the others. transformers keeps the latter two in ``per_layer_config`` only, and
-    refuses to read the former two where layers differ. The configuration that the caller holds is not changed.
+
+def embed_places(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Wrap ``MultimodalGPTModel.forward``: embed the places of images, videos and sound as transformers does.
+
+    Gemma 4 embeds such a place as ``pad_token_id`` (``gemma4/modeling_gemma4.py``, line 2386) and Muse Glimmer as token
+    0 (``muse_glimmer/modeling_muse_glimmer.py``, line 1011); the output of a tower replaces it. Here towers get no
+    images, so that a place in a text stays what it is; mcore-bridge embeds the place's number.
     """
 
     @functools.wraps(original)
-    def hf_to_mcore_config(hf_config: Any) -> dict[str, Any]:
-        if hf_config.model_type not in _HEADS_BY_LAYER:
-            return original(hf_config)
-        named = copy.deepcopy(hf_config)
-        text = named.text_config
-        whole = text.per_layer_config["full_attention"]
-        head_dim, groups = whole.head_dim, whole.num_key_value_heads
-        text.per_layer_config = None
-        text.global_head_dim, text.num_global_key_value_heads = head_dim, groups
-        named.hidden_size = text.hidden_size
-        return original(named)
+    def forward(self: Any, input_ids: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        whole = self.config.hf_config
+        if whole.model_type in ("gemma4", "gemma4_unified", "muse_glimmer"):
+            numbers = [number for name in _PLACES if (number := getattr(whole, name, None)) is not None]
+            places = torch.isin(input_ids, input_ids.new_tensor(numbers))
+            shown = 0 if whole.model_type == "muse_glimmer" else whole.text_config.pad_token_id
+            input_ids = input_ids.masked_fill(places, shown)
+        return original(self, input_ids, *args, **kwargs)
 
-    return hf_to_mcore_config
+    return forward
 
 
-def forget_modalities(original: list[str]) -> list[str]:
-    """Replace ``Gemma4TextGPTModel.extra_forward_keys``: do without ``mm_token_type_ids``, for text without images."""
-    return [key for key in original if key != "mm_token_type_ids"]
+def embed_text_alone(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``Llama4Vit.get_inputs_embeds``: without images, do not run a frozen tower.
 
-
-def count_layer_norm_once(original: Callable[..., None]) -> Callable[..., None]:
-    """Wrap ``Gemma4TextGPTModel.__init__``: take the norm of the layers' embeddings for one of whole sequences.
-
-    Its input is gathered before it, so each tensor-parallel rank has its whole gradient. Marked as a norm of a part of
-    the sequence, its gradient would be summed over these ranks.
+    The original adds 0 times what the tower makes of an image of zeros, so that a tower which is trained has a gradient
+    on every rank.
     """
 
     @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - becomes a constructor
-        original(self, *args, **kwargs)
-        norm = getattr(self, "per_layer_projection_norm", None)
-        for parameter in [] if norm is None else norm.parameters():
-            parameter.sequence_parallel = False
+    def get_inputs_embeds(self: Any, inputs_embeds: Tensor, **inputs: Any) -> Any:
+        trained = any(parameter.requires_grad for parameter in self.parameters())
+        if inputs.get("pixel_values") is None and not trained:
+            return inputs_embeds
+        return original(self, inputs_embeds, **inputs)
 
-    return __init__
+    return get_inputs_embeds
 
 
 def hear_without_a_head(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -333,19 +325,6 @@ def hear_without_a_head(original: Callable[..., Any]) -> Callable[..., Any]:
             return body.get_audio_features(self, *args, **kwargs)
 
     return get_audio_features
-
-
-def split_heads(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``SplitAlongDim`` in mcore-bridge's module of Gemma 4: split the last dimension, ``[S, B, groups, width]``.
-
-    The original gets the number of parts in place of the dimension, which is right for three parts only.
-    """
-
-    @functools.wraps(original)
-    def split(mixed: Tensor, _dimension: int, sizes: list[int]) -> Any:
-        return original(mixed, mixed.ndim - 1, sizes)
-
-    return split
 
 
 def mask_padding(original: Callable[..., Any]) -> Callable[..., Any]:

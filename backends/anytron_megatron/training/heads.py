@@ -19,6 +19,7 @@ from megatron.core.tensor_parallel.mappings import (
 from torch import nn
 
 from anytron.base.errors import EngineError
+from anytron.kernels.log_prob import Cap
 from anytron.sequences.batch import TokenOutputs
 from anytron_megatron.training.schedule import forward
 
@@ -48,10 +49,10 @@ class TokenScoreHead:
     Args:
         layer: The model's output layer, which keeps its parameters and its place in the model.
         kernel: Kernel that computes log-probs and entropies from hidden states, capped as ``cap`` says.
-        cap: Limit c of the model's logits, ``c tanh(x / c)``; None = they have no limit.
+        cap: How the model limits its logits; None = they have no limit.
     """
 
-    def __init__(self, layer: ColumnParallelLinear, kernel: LogProbKernel, cap: float | None = None) -> None:
+    def __init__(self, layer: ColumnParallelLinear, kernel: LogProbKernel, cap: Cap | None = None) -> None:
         self._layer = layer
         self._kernel = kernel
         self._cap = cap
@@ -109,7 +110,7 @@ class TokenScoreHead:
         if self._whole:
             shard = nn.functional.linear(self._on_every_rank(hidden), weight)
             if self._cap is not None:
-                shard = torch.tanh(shard / self._cap) * self._cap
+                shard = self._cap.of(shard)
             return gather_from_tensor_model_parallel_region(shard), None
         prepared = self._micro_batch()
         log_probs, entropy = self._evaluate(hidden, prepared.inputs.labels, weight, prepared.scored)
@@ -189,16 +190,25 @@ class TokenScoreHead:
         return whole
 
 
-def take_cap(model: Any) -> float | None:
-    """Return the limit of a language model's logits, and take it off the model; None if it has none.
+def take_cap(model: Any) -> Cap | None:
+    """Return how a language model limits its logits, or None, and let it return what its output layer returns.
 
-    mcore-bridge's Gemma 4 limits whatever its output layer returns, which are scores with a :class:`TokenScoreHead`:
-    the head must limit the logits (``mcore_bridge/model/mm_gpts/gemma4.py``, ``_forward_output_layer``).
+    mcore-bridge's Gemma 4 and Muse Glimmer limit whatever their output layer returns, which are scores with a
+    :class:`TokenScoreHead`: the head must limit the logits (``mcore_bridge/model/mm_gpts``, ``gemma4.py`` and
+    ``muse_glimmer.py``, ``_forward_output_layer``).
     """
-    cap: float | None = getattr(model, "final_logit_softcapping", None)
-    if cap is not None:
-        model.final_logit_softcapping = None
-    return cap
+    hf_config = getattr(model.config, "hf_config", None)  # mcore-bridge's; other sources' models have none
+    text = None if hf_config is None else hf_config.get_text_config()
+    limit = getattr(text, "final_logit_softcapping", None)
+    if limit is None:
+        return None
+    model._forward_output_layer = partial(_plainly, model)
+    return Cap(limit, getattr(text, "output_multiplier", 1.0))
+
+
+def _plainly(model: Any, hidden: Tensor, **settings: Any) -> Any:
+    """Return what the output layer returns, as mcore-bridge's ``GPTModel._forward_output_layer`` does."""
+    return model.output_layer(hidden, **settings)[0]
 
 
 class RewardHead:

@@ -42,11 +42,14 @@ Capability = Literal[
     "sleep",
     "routing",
     "quantization",
+    "language_part",
 ]
 """Optional abilities of engines. Each is a protocol of :mod:`anytron.workers.engines.training_engine` or
 :mod:`anytron.workers.engines.rollout_engine`, except ``teacher`` (``score`` accepts that role), ``routing``
-(responses of a rollout engine record the experts of each token, and passes of a training engine use these experts) and
-``quantization`` (``load_weights`` of a rollout engine rounds as ``rollout.quantization`` says)."""
+(responses of a rollout engine record the experts of each token, and passes of a training engine use these experts),
+``quantization`` (``load_weights`` of a rollout engine rounds as ``rollout.quantization`` says) and ``language_part``
+(a training engine reads, and saves in its place, the language model of a directory that holds other models too:
+:mod:`anytron.task.data.composites`)."""
 
 PlaceOf = Callable[[str], str | None]
 """Function that takes the name of an option that is unknown where the user set it, and returns the key at which an

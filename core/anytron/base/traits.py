@@ -13,7 +13,7 @@ class ModelTraits:
         causal: A token sees only itself and earlier tokens.
         vision: The model takes images, and puts their embeddings into the sequence itself.
         latent_attention: Multi-latent attention (MLA); value and query head sizes may differ.
-        linear_attention: Some layers are recurrent (Gated DeltaNet) and must not see padding.
+        linear_attention: Some layers are recurrent (Gated DeltaNet, Mamba-2) and must not see padding.
         mixture_of_experts: Some layers route tokens to experts; padding must not be routed.
         window: Sliding window ``(left, right)`` in tokens, -1 = unlimited; None = no window.
         sparse_attention: Some layers choose each token's keys (DeepSeek sparse attention); they are causal, and take no

@@ -250,7 +250,7 @@ class Feature(str, Enum):
     LATENT_ATTENTION = "latent-attention"
     """Multi-latent attention (MLA)."""
     LINEAR_ATTENTION = "linear-attention"
-    """Gated DeltaNet."""
+    """Gated DeltaNet and Mamba-2."""
     MIXTURE_OF_EXPERTS = "mixture-of-experts"
     ROUTER_REPLAY = "router-replay"
     """Routers that send tokens to prescribed experts."""

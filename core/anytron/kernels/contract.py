@@ -126,6 +126,7 @@ class KernelName(str, Enum):
     GROUPED_MM = "grouped_mm"
     CAUSAL_CONV1D = "causal_conv1d"
     GATED_DELTA_RULE = "gated_delta_rule"
+    STATE_SPACE_SCAN = "state_space_scan"
     ADAM = "adam"
 
 

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from anytron.kernels.contract import KernelName, KernelSpec
 from anytron.kernels.gated_delta_rule import gated_delta_rule
+from anytron.kernels.state_space_scan import state_space_scan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ __all__ = [
     "layer_norm",
     "rms_norm",
     "rope",
+    "state_space_scan",
     "swiglu",
 ]
 
@@ -314,6 +316,7 @@ _KERNELS: Mapping[KernelName, Callable[..., Any]] = MappingProxyType(
         KernelName.GROUPED_MM: grouped_mm,
         KernelName.CAUSAL_CONV1D: causal_conv1d,
         KernelName.GATED_DELTA_RULE: gated_delta_rule,
+        KernelName.STATE_SPACE_SCAN: state_space_scan,
         KernelName.ADAM: adam,
     }
 )

@@ -17,21 +17,16 @@ Shapes: B rows, S or T tokens, N chunks, H heads, K and V head sizes of keys and
 
 from __future__ import annotations
 
-import functools
-import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from anytron.kernels.chunks import between, chunks_of
 from anytron.kernels.contract import zeros_from
-from anytron.kernels.packed_sequences import Rows, rearrange, rows_from
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-CHUNK = 64
-"""Largest number of tokens in a chunk, as in Hugging Face and flash-linear-attention."""
 
 
 def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
@@ -69,61 +64,12 @@ def gated_delta_rule(
     if query.numel() == 0 or value.numel() == 0:
         return zeros_from((*query.shape[:-1], value.shape[-1]), query, key, value, g, beta)
     rows, tokens = query.shape[:2]
-    # The copy to the host waits for the device, as the layer that calls (mcore-bridge's) has done before.
-    lengths = (tokens,) * rows if cu_seqlens is None else tuple(cu_seqlens.diff().tolist()) or (0,)
-    plan = _plan(lengths, rows * tokens, query.device)
+    plan = chunks_of(rows, tokens, cu_seqlens, query.device)
     dtype = torch.promote_types(query.dtype, torch.float32)
     operands = (query, key, value, g[..., None], beta[..., None])
     reads, *others = (plan.cut(operand).to(dtype) for operand in operands)
     output = _scan(*_within_chunks(reads * scale, *others), plan.steps)
     return plan.join(output).to(query.dtype).view(rows, tokens, *value.shape[2:])
-
-
-class _Plan(NamedTuple):
-    """How tokens lie in chunks: first chunks of all sequences, then second chunks of those that have one, ...
-
-    Attributes:
-        there: Buffer rows -> tokens of chunks.
-        back: Tokens of chunks -> buffer rows.
-        steps: How many sequences have a first chunk, a second chunk, ...; never increasing.
-        size: C.
-    """
-
-    there: Rows
-    back: Rows
-    steps: tuple[int, ...]
-    size: int
-
-    def cut(self, operand: Tensor) -> Tensor:
-        """``[B, S, H, X]`` -> ``[N, H, C, X]``, zero after a sequence's end."""
-        flat = rearrange(operand.flatten(0, 1), self.there, self.back)
-        return flat.view(-1, self.size, *flat.shape[1:]).transpose(1, 2)
-
-    def join(self, chunks: Tensor) -> Tensor:
-        """``[N, H, C, X]`` -> ``[B * S, H, X]``, zero where no sequence is."""
-        return rearrange(chunks.transpose(1, 2).flatten(0, 1), self.back, self.there)
-
-
-@functools.lru_cache(maxsize=32)
-def _plan(lengths: Sequence[int], total: int, device: torch.device) -> _Plan:
-    """Plan the chunks of sequences that follow one another; all layers of a micro-batch find the same plan."""
-    sizes = torch.tensor(lengths)
-    starts = sizes.cumsum(0) - sizes
-    order = sizes.argsort(descending=True, stable=True)
-    sizes, starts = sizes[order], starts[order]
-    longest = max(1, int(sizes[0]))
-    steps = math.ceil(longest / CHUNK)
-    chunk = math.ceil(longest / steps)
-    ranks = torch.arange(steps)
-    # [steps, sequences]: sequences are sorted, so that those with a chunk of a rank come first.
-    exists = sizes > ranks[:, None] * chunk
-    exists[0, 0] = True  # where all sequences are empty, one chunk of nothing
-    offset = ranks[:, None, None] * chunk + torch.arange(chunk)
-    source = torch.where(offset < sizes[None, :, None], starts[None, :, None] + offset, -1)[exists].flatten()
-    real = source >= 0
-    back = torch.full((total,), -1)
-    back[source[real]] = torch.arange(source.numel())[real]
-    return _Plan(rows_from(source, device), rows_from(back, device), tuple(exists.sum(1).tolist()), chunk)
 
 
 def _within_chunks(
@@ -143,12 +89,9 @@ def _within_chunks(
         output is ``reads @ M + scores @ updates``, and the state after it ``fade * M + writes^T @ updates``.
         In order: reads, scores, answers, own, writes, fade.
     """
-    size = query.shape[-2]
     decay = g.cumsum(dim=-2)
-    later = torch.ones(size, size, dtype=torch.bool, device=g.device).triu(1)
-    # Decay from token j (column) to token i (row). Masked before exp: above the diagonal it may overflow.
-    between = (decay - decay.transpose(-1, -2)).masked_fill(later, -torch.inf).exp()
-    system = (beta * key) @ key.transpose(-1, -2) * between
+    fading = between(decay)
+    system = (beta * key) @ key.transpose(-1, -2) * fading
     sides = torch.cat([beta * value, beta * key * decay.exp()], dim=-1)
     # Row i: its update, less what the updates of earlier rows answer to its key already. The diagonal
     # of `system` is not read: it stands for 1.
@@ -156,7 +99,7 @@ def _within_chunks(
         [value.shape[-1], key.shape[-1]], dim=-1
     )
     last = decay[..., -1:, :]
-    scores = query @ key.transpose(-1, -2) * between
+    scores = query @ key.transpose(-1, -2) * fading
     return query * decay.exp(), scores, answers, own, key * (last - decay).exp(), last.exp()
 
 

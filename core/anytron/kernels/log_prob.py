@@ -219,11 +219,29 @@ class TileArithmetic(Protocol):
         """
 
     def gradients(self, shard: Shard, upstream: Upstream) -> Iterator[tuple[slice, Tensor]]:
-        """Yield (rows, gradient) of each tile; the gradient ``[N, rows]`` belongs to the tile's logits.
+        """Yield (rows, gradient) of each tile; the gradient ``[N, rows]`` belongs to the tile's products.
 
-        It is the gradient of the logits before their division by the temperature, in the weight's dtype. It may be
-        overwritten when the next tile is requested.
+        It is the gradient of the products of hidden states and weights, in the weight's dtype. It may be overwritten
+        when the next tile is requested.
         """
+
+
+@dataclass(frozen=True)
+class Cap:
+    """How a model limits its logits: to ``c tanh(s x / c)``, for the products x of hidden states and weights.
+
+    Attributes:
+        limit: c, ``final_logit_softcapping`` in configs of transformers.
+        scale: s, ``output_multiplier`` in the config of Muse Glimmer.
+    """
+
+    limit: float
+    scale: float = 1.0
+
+    def of(self, products: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return the logits; written to ``out``, which may be ``products``, if it is given."""
+        squashed = torch.tanh(torch.div(products, self.limit / self.scale, out=out), out=out)
+        return torch.mul(squashed, self.limit, out=out)
 
 
 class TorchTiles:
@@ -232,12 +250,11 @@ class TorchTiles:
     The tiles are allocated once per pass, because on a CPU new memory costs as much time as computing on it.
 
     Args:
-        cap: Limit c of the logits, which are ``c tanh(x / c)`` of the products x before their division by the
-            temperature (``final_logit_softcapping`` in configs of transformers); the backward pass then has a third
-            tile. None = the products themselves.
+        cap: How the products become logits, before their division by the temperature; the backward pass then has a
+            third tile. None = the products are the logits.
     """
 
-    def __init__(self, cap: float | None = None) -> None:
+    def __init__(self, cap: Cap | None = None) -> None:
         self._cap = cap
 
     def statistics(self, shard: Shard) -> Tensor:
@@ -260,8 +277,9 @@ class TorchTiles:
         """As :meth:`TileArithmetic.gradients`."""
         memory = _Memory(shard, self._cap, tiles=2 if self._cap is None else 3)
         positions = torch.arange(shard.hidden.shape[0], device=shard.hidden.device)
-        grad_log_probs = upstream.grad_log_probs / shard.temperature
-        grad_entropy = upstream.grad_entropy / shard.temperature
+        per_product = (1.0 if self._cap is None else self._cap.scale) / shard.temperature
+        grad_log_probs = upstream.grad_log_probs * per_product
+        grad_entropy = upstream.grad_entropy * per_product
         for rows in shard.tiles():
             logits, probs = memory.logits(rows), memory.second(rows)
             slope = memory.slope(rows, logits)
@@ -280,7 +298,7 @@ class TorchTiles:
 class _Memory:
     """Two or three tiles in float32."""
 
-    def __init__(self, shard: Shard, cap: float | None, *, tiles: int) -> None:
+    def __init__(self, shard: Shard, cap: Cap | None, *, tiles: int) -> None:
         self._shard, self._cap = shard, cap
         size = shard.hidden.shape[0] * shard.width
         self._tiles = [shard.hidden.new_empty(size, dtype=torch.float32) for _ in range(tiles)]
@@ -294,7 +312,7 @@ class _Memory:
         else:
             logits.copy_(shard.hidden @ weight)
         if self._cap is not None:
-            logits.div_(self._cap).tanh_().mul_(self._cap)
+            self._cap.of(logits, out=logits)
         return logits if shard.temperature == 1.0 else logits.div_(shard.temperature)
 
     def second(self, rows: slice) -> Tensor:
@@ -302,13 +320,13 @@ class _Memory:
         return self._cut(1, rows)
 
     def slope(self, rows: slice, logits: Tensor) -> Tensor | None:
-        """The third tile, float32 ``[N, rows]``: 1 - tanh(x / c)^2, by which a cap multiplies gradients; None without.
+        """The third tile, float32 ``[N, rows]``: 1 - tanh(s x / c)^2, by which a cap multiplies gradients; else None.
 
         ``logits`` are those of the tile, divided by the temperature.
         """
         if self._cap is None:
             return None
-        torch.mul(logits, self._shard.temperature / self._cap, out=self._cut(2, rows))
+        torch.mul(logits, self._shard.temperature / self._cap.limit, out=self._cut(2, rows))
         return self._cut(2, rows).square_().neg_().add_(1.0)
 
     def _cut(self, tile: int, rows: slice) -> Tensor:

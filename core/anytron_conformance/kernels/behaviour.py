@@ -18,7 +18,7 @@ from anytron.kernels.oracles.attention import reference_attention
 from anytron_conformance.kernels.attention_calls import SCALE, Layer, Packing, packed, padded
 from anytron_conformance.kernels.comparison import in_dtypes
 from anytron_conformance.kernels.fused import adam_of, grouped_mm_of, layer_norm_of, rms_norm_of, rope_of, swiglu_of
-from anytron_conformance.kernels.linear_attention import convolution_of, delta_rule_of
+from anytron_conformance.kernels.linear_attention import convolution_of, delta_rule_of, scan_of
 from anytron_conformance.kernels.log_probs import Problem
 from anytron_conformance.rules import Broken, Case, rule
 
@@ -84,6 +84,9 @@ SAMPLES: Mapping[str, Sample] = MappingProxyType(
         ),
         "gated_delta_rule": Sample(
             lambda subject, dtype: _pair(delta_rule_of, subject, dtype, (2, 5), (4, 1)), (Feature.LINEAR_ATTENTION,)
+        ),
+        "state_space_scan": Sample(
+            lambda subject, dtype: _pair(scan_of, subject, dtype, (2, 5), (4, 1)), (Feature.LINEAR_ATTENTION,)
         ),
         "adam": Sample(lambda subject, dtype: _pair(adam_of, subject, dtype, (5,), (3, 7))),
     }

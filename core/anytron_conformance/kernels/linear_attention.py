@@ -1,4 +1,4 @@
-"""Rules of the two kernels of linear attention (Gated DeltaNet)."""
+"""Rules of the kernels of recurrent layers: Gated DeltaNet and Mamba-2."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from torch import Tensor
 
 from anytron.device.platform import Feature
 from anytron.kernels.contract import KernelName
-from anytron.kernels.oracles.formulas import reference_causal_conv1d, reference_gated_delta_rule
+from anytron.kernels.oracles.formulas import (
+    reference_causal_conv1d,
+    reference_gated_delta_rule,
+    reference_state_space_scan,
+)
 from anytron_conformance.kernels.comparison import Comparison, drawn, in_dtypes
 from anytron_conformance.kernels.fused import LAYINGS, fused
 from anytron_conformance.rules import Case, rule
@@ -20,7 +24,7 @@ if TYPE_CHECKING:
 
 SCALE = 0.3
 """Factor of the outputs of the gated delta rule."""
-DECAY = "decay"
+DECAY, STEP, RATE, SKIP = "decay", "step", "rate of the decay", "weight of the own input"
 
 
 def _told(lengths: tuple[int, ...], rows: int, device: torch.device) -> Tensor | None:
@@ -164,4 +168,70 @@ def delta_rule(subject: Subject, case: Case) -> None:
     delta_rule_of(subject, dtype, **settings).hold(subject)
 
 
-RULES = (convolution, delta_rule)
+def scan_of(
+    subject: Subject, dtype: torch.dtype, lengths: tuple[int, ...], *, rows: int = 1, rest: int = 0, **others: Any
+) -> Comparison:
+    """Return the comparison of ``state_space_scan`` with 4 heads in 2 groups; arguments as :func:`convolution_of`."""
+    kernel = fused(subject, KernelName.STATE_SPACE_SCAN, dtype)
+    told = _told(lengths, rows, subject.device)
+    total = sum(lengths) + rest
+    shape = (rows, total // rows)
+    operands = {
+        "input": drawn(*shape, 4, 8),
+        STEP: drawn(*shape, 4, seed=1).abs() / 4,
+        RATE: -drawn(4, seed=2).exp(),
+        "keys": drawn(*shape, 2, 16, seed=3) / 4,
+        "queries": drawn(*shape, 2, 16, seed=4) / 4,
+        SKIP: drawn(4, seed=5),
+    }
+
+    def definition(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+        x, dt, b, c = (part.flatten(0, 1) for part in (x, dt, b, c))
+        return reference_state_space_scan(x, dt, a, b, c, d, lengths=lengths).view(*shape, 4, 8)
+
+    outside = torch.zeros(shape, dtype=torch.bool)
+    outside.view(-1)[sum(lengths) :] = True
+    return Comparison(
+        lambda *given: kernel(*given, told),
+        definition,
+        operands,
+        dtype,
+        in_float32=(STEP, RATE, SKIP),
+        empty=outside,
+        because="no sequence is",
+        **others,
+    )
+
+
+@rule(
+    "state-space-scan",
+    "kernels",
+    "state_space_scan equals its recurrence, token by token, from a state of zeros for each sequence.",
+    needs=(Feature.LINEAR_ATTENTION,),
+    cases=in_dtypes(
+        [
+            *(
+                (name, {"lengths": lengths, **settings}, ())
+                for name, lengths, settings in (
+                    ("one token", (1,), {}),
+                    ("lengths 2 5", (2, 5), {}),
+                    ("lengths 3 0 1, 2 tokens after them", (3, 0, 1), {"rest": 2}),
+                    ("3 rows of 4", (4, 4, 4), {"rows": 3}),
+                    ("lengths 65 1 130", (65, 1, 130), {}),
+                )
+            ),
+            *((f"lengths 2 5, {name}", {"lengths": (2, 5), "lay": lay}, ()) for name, lay in LAYINGS[1:]),
+        ]
+    ),
+)
+def scan(subject: Subject, case: Case) -> None:
+    """Run sequences that are shorter and longer than a chunk, and compare with the recurrence in float64.
+
+    All six operands have gradients; steps, rates and the weight of a token's own input are float32 whatever the others
+    are. Two heads share each key and query. Tokens after the last sequence give 0 and get no gradient.
+    """
+    dtype, settings = case.values
+    scan_of(subject, dtype, **settings).hold(subject)
+
+
+RULES = (convolution, delta_rule, scan)

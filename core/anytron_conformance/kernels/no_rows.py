@@ -13,7 +13,7 @@ from anytron.device.platform import Feature
 from anytron_conformance.kernels.attention_calls import Layer, Packing, packed, padded
 from anytron_conformance.kernels.comparison import in_dtypes
 from anytron_conformance.kernels.fused import grouped_mm_of, layer_norm_of, rms_norm_of, rope_of, swiglu_of
-from anytron_conformance.kernels.linear_attention import convolution_of, delta_rule_of
+from anytron_conformance.kernels.linear_attention import convolution_of, delta_rule_of, scan_of
 from anytron_conformance.kernels.log_probs import Problem
 from anytron_conformance.rules import Case, rule
 
@@ -114,6 +114,12 @@ _OTHERS: tuple[_Named, ...] = (
     (
         "gated_delta_rule, tokens after empty sequences",
         Nothing(lambda subject, dtype: delta_rule_of(subject, dtype, (0, 0), rest=3), (1, 3, 2, 8)),
+        _LINEAR,
+    ),
+    ("state_space_scan", Nothing(lambda subject, dtype: scan_of(subject, dtype, (0,)), (1, 0, 4, 8)), _LINEAR),
+    (
+        "state_space_scan, tokens after empty sequences",
+        Nothing(lambda subject, dtype: scan_of(subject, dtype, (0, 0), rest=3), (1, 3, 4, 8)),
         _LINEAR,
     ),
 )

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement as Dependency
 from packaging.specifiers import SpecifierSet
 
 from anytron import ConfigEdit, Diagnostic, Requirement
-from anytron_vllm import find_installation, model_config
+from anytron_vllm import find_installation, has_experts, model_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -106,8 +106,6 @@ MODELSLIM_FILE = "quant_model_description.json"
 WAKE_TRANSPOSES = SpecifierSet(">=0.23,<0.27")
 """Versions whose ``wake_up`` transposes the weights of experts that are not quantised (vllm_ascend/worker/worker.py);
 main does not."""
-EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
-"""Fields of Hugging Face configs that say that a model has experts."""
 
 
 def rollout_edits(run: RunConfig) -> tuple[ConfigEdit, ...]:
@@ -148,7 +146,7 @@ def diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
     found = _beside(vllm) if run.rollout.python else next(iter(distributions(name=PACKAGE)), None)
     yield from _installed(vllm, found)
     if found is not None:
-        yield from _unfit(found, experts=run.rollout.sleep and any(model.get(name) for name in EXPERTS))
+        yield from _unfit(found, experts=run.rollout.sleep and has_experts(model))
 
 
 def _settings(run: RunConfig) -> Iterator[Diagnostic]:

@@ -7,14 +7,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from anytron.base.errors import EngineError
-from anytron.task.data.model_files import SAME_MODELS
+from anytron.proof.verification.weights import stored_weights
+from anytron.task.data.model_files import as_known
 from anytron.task.data.pretrained import logits_config, model_class, read_hf_config, take_latent_epsilon
 from anytron.workers.engines.rollout_engine import PromptInputs, SamplingParams
 from anytron_conformance.tiny_models import CONFIGS, write_tiny_model
 from anytron_rollout.options import TOLD, routing_diagnostics
 from anytron_rollout.transformers_engine import RoutingRecorder
 from tests.backends.megatron.families.layouts import WITH_REPLAY
-from tests.backends.megatron.families.observe import checkpoint_of
 from tests.backends.megatron.families.published import PUBLISHED, write_published_model
 from tests.backends.rollout.conftest import generate, run_config
 from tests.chosen_experts import chosen_by
@@ -24,7 +24,7 @@ CHANGES = {"qwen3_moe": {"num_experts": 8}, "deepseek_v3": {"n_routed_experts": 
 LAYERS = {"qwen3_moe": 4, "deepseek_v3": 3, "qwen3_next": 4}
 WITHOUT_DENSE = ("gpt_oss", "minimax_m2", "olmoe", "qwen2_moe", "qwen3_5_moe", "qwen3_omni_moe", "qwen3_vl_moe")
 """Published configurations with experts in each of their four layers."""
-OTHERS = ("qwen3_next", *(name for name in WITH_REPLAY if name not in SAME_MODELS))
+OTHERS = ("qwen3_next", *(name for name in WITH_REPLAY if as_known(PUBLISHED[name]) is PUBLISHED[name]))
 MODELS = [*CHANGES, *(pytest.param(name, marks=pytest.mark.families) for name in OTHERS)]
 
 
@@ -52,7 +52,7 @@ def test_each_token_but_the_last_has_the_experts_that_it_went_to(name, new_engin
 
     def responses(**settings):
         engine = new_engine(model={"path": str(directory)}, max_batch_size=12, **settings)
-        engine.load_weights(write(checkpoint_of(directory)))
+        engine.load_weights(write(stored_weights(directory)))
         engine.logits(prompts[:1])  # what is computed beside generation is no part of a response
         return generate(engine, prompts, sampling, seed=1, samples=6)
 

@@ -106,12 +106,12 @@ def test_other_minor_versions_are_refused(site, version, supported):
 
 
 def test_the_environment_of_rollout_python_counts(tmp_path):
-    python = make_environment(tmp_path / "venv", anytron=None)
+    python = make_environment(tmp_path / "a venv", anytron=None)
     ((_, key, text),) = found(python=str(python))
     assert key == "rollout.engine"
     assert f"not installed in the environment of {python}" in text
-    assert text.endswith(f"- {python} -m pip install 'anytron[vllm]'")
-    (site,) = (tmp_path / "venv").glob("lib/python3*/site-packages")
+    assert text.endswith(f"- '{python}' -m pip install 'anytron[vllm]'")
+    (site,) = (tmp_path / "a venv").glob("lib/python3*/site-packages")
     install(site, "0.32.1")
     assert find_installation(str(python)).version == "0.32.1"
     assert found(python=str(python)) == []
@@ -239,6 +239,8 @@ def test_an_accelerator_may_compute_prompts_in_parts(installed):
 
 
 EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4}
+ERNIES = {"model_type": "qwen3_moe", "moe_num_experts": 4}
+"""With the field in which ERNIE-4.5 counts experts."""
 
 
 @pytest.mark.parametrize(
@@ -246,6 +248,7 @@ EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4}
     [
         ({}, CpuPlatform(), 513, "model.lora.rank", "up to rank 512"),
         (EXPERTS, CpuPlatform(), 8, "rollout.lora", "Triton kernels for experts that have adapters"),
+        (ERNIES, CpuPlatform(), 8, "rollout.lora", "Triton kernels for experts that have adapters"),
         (EXPERTS, Accelerator(), 8, "rollout.lora", "no test compares vLLM's log-probs of qwen3_moe with"),
     ],
 )

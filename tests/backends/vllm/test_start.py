@@ -35,3 +35,13 @@ def test_a_thinker_is_refused_because_no_test_has_run_one(tmp_path):
     config = default_run({"rollout": {"engine": "vllm"}, "model": {"path": str(tmp_path)}})
     found = diagnostics(config, CpuPlatform())
     assert [one for one in found if "qwen3_omni_moe, whose images Anytron does not read, with vLLM" in one.message]
+
+
+def test_of_a_directory_with_other_models_vllm_gets_the_language_model(tmp_path):
+    text = {name: value for name, value in MODEL.items() if name != "architectures"}
+    whole = {"model_type": "llavaonevision1_5", "text_config": {**text, "model_type": "LLaVAOneVision1_5_text"}}
+    (tmp_path / "config.json").write_text(json.dumps({**whole, "vision_config": {"patch_size": 14}}))
+    config = default_run({"rollout": {"engine": "vllm"}, "model": {"path": str(tmp_path)}})
+    with start_directory(config, takes_images=False) as directory:
+        known = json.loads((directory / "config.json").read_text())
+    assert known == {**text, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}

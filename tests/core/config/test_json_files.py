@@ -17,6 +17,7 @@ from anytron.record.checkpoint.manifest import DriverState, Manifest
 from anytron.record.tracking.record import RunRecord
 from anytron.run.trainer.non_finite import read_bad_batch
 from anytron.task.data import model_files
+from anytron.task.data.composites import TensorNames
 from anytron.task.data.rows import jsonl_rows, parquet_rows
 from anytron.task.data.vision import read_picture
 from anytron.task.data.weight_headers import read_header
@@ -158,4 +159,4 @@ def test_weights_that_cannot_be_opened_do_not_lack_tensors(files, no_descriptors
 
     monkeypatch.setattr(loading, "_everywhere", lambda value: [value])  # one rank
     with pytest.raises(ResourceError, match="no file descriptors left"):
-        loading.load_weights(Bridge(), [], files.parent, 1)
+        loading.load_weights(Bridge(), [], files.parent, 1, TensorNames())

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import logsigmoid
 
-from anytron.kernels import gated_delta_rule as module
+from anytron.kernels import chunks
+from anytron.kernels.chunks import CHUNK
 from anytron.kernels.fused import causal_conv1d
-from anytron.kernels.gated_delta_rule import CHUNK, gated_delta_rule, l2norm
+from anytron.kernels.gated_delta_rule import gated_delta_rule, l2norm
 from anytron.kernels.oracles.formulas import reference_causal_conv1d, reference_gated_delta_rule
 
 HEADS, K, V, SCALE = 2, 6, 5, 0.4
@@ -94,17 +95,17 @@ def test_a_leaking_state_would_be_noticed():
 
 
 def test_the_loop_is_as_long_as_the_longest_sequence_not_as_there_are_sequences():
-    plan = module._plan((40, 130, 7, 130), 320, torch.device("cpu"))
+    plan = chunks._plan((40, 130, 7, 130), 320, torch.device("cpu"))
     assert len(plan.steps) == 3
     assert plan.steps[0] == 4
     assert plan.size == 44  # 130 tokens in three equal chunks rather than 64 + 64 + 2
 
 
 def test_the_layers_of_a_micro_batch_share_a_plan():
-    module._plan.cache_clear()
+    chunks._plan.cache_clear()
     for _ in range(3):
         packed([3, 9])(*operands(12))
-    assert module._plan.cache_info().misses == 1
+    assert chunks._plan.cache_info().misses == 1
 
 
 def test_strong_decay_and_saturated_updates_stay_finite():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anytron.kernels.contract import LogProbSpec
-from anytron.kernels.log_prob import NARROWEST_TILE, TorchTiles, make_log_prob, tile_width
+from anytron.kernels.log_prob import NARROWEST_TILE, Cap, TorchTiles, make_log_prob, tile_width
 from tests.log_prob_oracle import LargestTensor, Problem, assert_close
 
 torch.set_num_threads(1)
@@ -37,14 +37,15 @@ def test_log_probs_entropies_and_gradients_equal_the_definition(tokens, entries,
     tokens=st.integers(0, 13),
     entries=st.sampled_from([11, 1100, 2600]),
     cap=st.sampled_from([0.5, 3.0, 30.0]),
+    scale=st.sampled_from([0.2, 1.0, 2.0]),
     temperature=st.sampled_from([0.5, 1.7]),
     seed=st.integers(0, 1000),
 )
 def test_capped_logits_have_the_log_probs_entropies_and_gradients_of_the_definition(
-    tokens, entries, cap, temperature, seed
+    tokens, entries, cap, scale, temperature, seed
 ):
     problem = Problem.random(seed, tokens, entries, padding=2, temperature=temperature)
-    assert_close(problem.by_kernel(2, TorchTiles(cap)), problem.by_definition(cap=cap))
+    assert_close(problem.by_kernel(2, TorchTiles(Cap(cap, scale))), problem.by_definition(cap=cap, scale=scale))
 
 
 class WithoutTheSlope(TorchTiles):
@@ -53,15 +54,26 @@ class WithoutTheSlope(TorchTiles):
     def gradients(self, shard, upstream):
         for rows, grad in super().gradients(shard, upstream):
             logits = shard.hidden @ shard.weight[rows].t()
-            yield rows, grad / (1 - torch.tanh(logits / 3.0) ** 2)
+            yield rows, grad / (1 - torch.tanh(logits / 4.0) ** 2)
 
 
-@pytest.mark.parametrize("sabotaged", [WithoutTheSlope(3.0), TorchTiles()])
+class WithoutTheScale(TorchTiles):
+    """Forgets that a scale multiplies gradients."""
+
+    def gradients(self, shard, upstream):
+        return ((rows, grad / 0.75) for rows, grad in super().gradients(shard, upstream))
+
+
+CAP = Cap(3.0, 0.75)
+
+
+@pytest.mark.parametrize("sabotaged", [WithoutTheSlope(CAP), WithoutTheScale(CAP), TorchTiles(Cap(3.0)), TorchTiles()])
 def test_the_comparison_notices_a_cap_that_is_wrong(sabotaged):
     problem = Problem.random(0, 13, 2600)
-    assert_close(problem.by_kernel(1, TorchTiles(3.0)), problem.by_definition(cap=3.0))
+    expected = problem.by_definition(cap=3.0, scale=0.75)
+    assert_close(problem.by_kernel(1, TorchTiles(CAP)), expected)
     with pytest.raises(AssertionError, match="differs"):
-        assert_close(problem.by_kernel(1, sabotaged), problem.by_definition(cap=3.0))
+        assert_close(problem.by_kernel(1, sabotaged), expected)
 
 
 class WithoutTheMean(TorchTiles):

@@ -13,8 +13,11 @@ from anytron.proof.shrinking import weights
 from anytron.proof.shrinking.configuration import DROPPED
 from anytron.proof.shrinking.run import shrink_published, shrink_run
 from anytron.proof.shrinking.weights import write_shrunk_model
-from tests.verification.published_configs import PUBLISHED
+from anytron.task.data.model_files import as_known
+from tests.verification import published_configs
 
+PUBLISHED = {name: as_known(fields) for name, fields in published_configs.PUBLISHED.items()}
+"""As a command reads them: of Ovis2.5 the language model's."""
 ONE = ParallelSizes()
 SPLIT = ParallelSizes(tensor=4, pipeline=2, context=2, expert=16)
 SIZES = (  # noqa: SIM905
@@ -22,12 +25,15 @@ SIZES = (  # noqa: SIM905
     "moe_intermediate_size shared_expert_intermediate_size n_routed_experts num_experts num_local_experts "
     "num_experts_per_tok experts_per_token kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim "
     "rotary_dim sliding_window max_window_layers first_k_dense_replace layer_types attn_type_list n_group topk_group "
-    "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim rope_scaling rope_parameters"
+    "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim rope_scaling "
+    "rope_parameters global_head_dim num_global_key_value_heads top_k_experts intermediate_size_mlp"
 ).split()
 """Fields that may change; all others are flags, or numbers that do not depend on the size."""
 VISION_SIZES = (  # noqa: SIM905
     "depth hidden_size intermediate_size num_heads out_hidden_size patch_size spatial_patch_size window_size "
-    "num_position_embeddings fullatt_block_indexes deepstack_visual_indexes"
+    "num_position_embeddings fullatt_block_indexes deepstack_visual_indexes num_hidden_layers num_attention_heads "
+    "num_key_value_heads head_dim global_head_dim mm_embed_dim output_proj_dims model_patch_size "
+    "image_size projector_input_dim projector_output_dim vision_output_dim"
 ).split()
 LLAMA = PUBLISHED["Llama-3.3-70B-Instruct"]
 
@@ -47,8 +53,8 @@ def test_only_sizes_and_numbers_of_tokens_change(name):
     for part, sizes in (("text_config", SIZES), ("vision_config", VISION_SIZES), ("", SIZES)):
         old, new = (one.get(part, {}) if part else one for one in (before, shrunk.fields))
         changed = {field for field in new if new[field] != old.get(field)}
-        allowed = {field for field in changed if field.endswith("token_id")} | {"text_config", "vision_config"}
-        assert changed <= {*sizes, *allowed}
+        tokens = {field for field in changed if field.endswith(("token_id", "token_index"))}
+        assert changed <= {*sizes, *tokens, "text_config", "vision_config"}
         assert old.keys() - new.keys() <= set(DROPPED)
 
 
@@ -64,8 +70,8 @@ def test_what_divides_the_published_sizes_divides_the_new_ones(name):
     for field in ("intermediate_size", "moe_intermediate_size"):
         assert after.get(field, 0) % 4 == 0
     for field in ("n_routed_experts", "num_experts", "num_local_experts"):
-        assert after.get(field, 0) % 16 == 0
-        assert after.get(field, 99) > after.get("num_experts_per_tok", 0)
+        assert (after.get(field) or 0) % 16 == 0
+        assert (after.get(field) or 99) > (after.get("num_experts_per_tok") or 0)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -146,6 +152,7 @@ def test_sizes_that_the_file_leaves_to_its_class_are_cut():
     [
         ({"num_hidden_layers": None, "model_type": "unknown"}, "the size of its layers is not known: it has none of"),
         ({"audio_config": {"depth": 2}}, "the sizes of its audio_config are not known"),
+        ({"audio_config": {"audio_embed_dim": 2, "depth": 2}}, "the sizes of its audio_config are not known"),
         ({"rope_scaling": {"rope_type": "default", "mrope_section": 3}}, "a field has another form"),
         ({"num_key_value_heads": "8"}, "a field has another form"),
         ({"vision_config": {"model_type": "clip"}}, "does not describe a tower that reads patches with a grid"),
@@ -156,6 +163,45 @@ def test_what_cannot_be_shrunk_is_refused_with_a_way_out(changes, why):
         shrink_published({**LLAMA, **changes}, "config.json", ONE)
     assert why in refusal.value.why
     assert "model.config" in refusal.value.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "images"),
+    [
+        ("Qwen3-VL-8B-Instruct", True),
+        ("gemma-4-26B-A4B-it", False),
+        ("gemma-4-12B-it", False),
+    ],
+)
+@pytest.mark.parametrize("left_out", [(), ("audio_config",)])
+def test_only_a_tower_that_reads_a_grid_gets_a_processor_and_images(name, images, left_out, tmp_path):
+    file, scratch = tmp_path / "config.json", tmp_path / "scratch"
+    scratch.mkdir()
+    file.write_text(json.dumps({key: value for key, value in PUBLISHED[name].items() if key not in left_out}))
+    run = shrink_run(file, [], scratch)
+    rows = [json.loads(row) for row in (scratch / "prompts.jsonl").read_text().splitlines()]
+    assert {"images" in row for row in rows} == {images}
+    assert {run.model.fields["image_token_id"] in row["prompt"] for row in rows} == {images}
+    assert (run.settings["model.processor"] is not None) == images
+    assert bool([*scratch.rglob("preprocessor_config.json")]) == images
+
+
+def test_groups_of_heads_of_both_kinds_of_layers_are_cut():
+    fields = small("gemma-4-26B-A4B-it").fields
+    text, tower = fields["text_config"], fields["vision_config"]
+    assert [text[f"num_{kind}key_value_heads"] for kind in ("", "global_")] == [2, 2]
+    assert (text["head_dim"], text["global_head_dim"]) == (16, 32)
+    assert (text["num_experts"], text["top_k_experts"]) == (8, 2)
+    assert (tower["num_attention_heads"], tower["num_key_value_heads"], tower["head_dim"]) == (2, 2, 16)
+
+
+def test_projections_in_place_of_towers_are_as_wide_as_the_language_model():
+    fields = small("gemma-4-12B-it").fields
+    tower, width = fields["vision_config"], fields["text_config"]["hidden_size"]
+    assert (tower["mm_embed_dim"], tower["output_proj_dims"]) == (width, width)
+    assert (tower["patch_size"], tower["model_patch_size"]) == (4, 12)
+    assert fields["audio_config"] == PUBLISHED["gemma-4-12B-it"]["audio_config"]
+    assert fields["text_config"]["num_global_key_value_heads"] == 1
 
 
 def test_a_size_that_is_not_known_is_named(tmp_path, monkeypatch):
@@ -181,3 +227,21 @@ def test_a_malformed_field_is_named(tmp_path):
     with pytest.raises(ConfigError, match="malformed") as refusal:
         shrink_run(file, [], tmp_path / "scratch")
     assert "num_hidden_layers" in refusal.value.why
+
+
+def test_lists_of_layers_numbers_are_cut_by_number():
+    text = {**PUBLISHED["Llama-4-Maverick-17B-128E-Instruct"]["text_config"], "moe_layers": [*range(1, 48, 2)]}
+    assert small("Llama-4-Maverick-17B-128E-Instruct", text_config=text).fields["text_config"]["moe_layers"] == [1, 3]
+    text = {**PUBLISHED["Llama-4-Scout-17B-16E-Instruct"]["text_config"], "moe_layers": [*range(48)]}
+    assert small("Llama-4-Scout-17B-16E-Instruct", text_config=text).fields["text_config"]["moe_layers"] == [0, 1, 2, 3]
+
+
+def test_prompts_have_images_if_anytron_can_prepare_them():
+    assert small("Qwen3-VL-8B-Instruct").sees
+    assert not small("Llama-4-Scout-17B-16E-Instruct").sees
+    assert not small("Qwen3-8B").sees
+
+
+def test_a_projector_of_unknown_sizes_is_refused():
+    with pytest.raises(ConfigError, match="sizes of its projector"):
+        small("Llama-4-Scout-17B-16E-Instruct", projector_hidden_size=4096)

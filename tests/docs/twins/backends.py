@@ -7,15 +7,15 @@ from tests.docs.twins.twin import Twin
 BACKENDS = (
     Twin(
         "tests/backends/megatron/test_model_code.py::test_a_run_refuses_a_model_that_is_built_of_its_directorys_code",
-        "backends/anytron_megatron/models/families.py",
-        'Family("kimi_k25", "Kimi-K2.5", refused=_FORMATS, runs_model_code=True)',
-        'Family("kimi_k25", "Kimi-K2.5", refused=_FORMATS)',
+        "backends/anytron_megatron/checks/model.py",
+        "if family in COMPOSITES:",
+        'if family in COMPOSITES and family != "kimi_k25":',
     ),
     Twin(
         "tests/backends/megatron/checks/test_model.py::test_families_whose_bridge_imports_files_of_the_model_directory_are_those_that_are_refused",
-        "backends/anytron_megatron/models/families.py",
-        'Family("kimi_k25", "Kimi-K2.5", refused=_FORMATS, runs_model_code=True)',
-        'Family("kimi_k25", "Kimi-K2.5", refused=_FORMATS)',
+        "backends/anytron_megatron/checks/model.py",
+        "if family in COMPOSITES:",
+        'if family in COMPOSITES and family != "kimi_k25":',
     ),
     Twin(
         "tests/backends/megatron/test_model_code.py::test_a_training_rank_refuses_it_whoever_asks",

@@ -1,4 +1,4 @@
-"""Patches of attention layers: multi-latent and sparse attention, rotary embeddings, and Gated DeltaNet."""
+"""Patches of attention layers: multi-latent and sparse attention, rotary embeddings, Gated DeltaNet, and Mamba-2."""
 
 from __future__ import annotations
 
@@ -232,4 +232,32 @@ DELTA_NET_KERNELS = Patch(
     ),
     remove_when="layers take their kernels from their module specs",
     install=f"{FIXES}.delta_net:install_kernels",
+)
+MAMBA_PADDING = Patch(
+    id="megatron.mamba-padding",
+    target="megatron.core.ssm.mamba_mixer:MambaMixer.forward",
+    phase=Phase.BEFORE_BUILD,
+    package=MEGATRON,
+    requires=">=0.19",
+    reason="the layer takes no mask, so that padding enters its convolution and its recurrent state",
+    upstream="megatron/core/ssm/mamba_layer.py, line 117: 'Not used in MambaLayer'",
+    remove_when="the layer takes a map of real tokens and leaves padding out",
+    replacement=f"{FIXES}.delta_net:leave_out_padding",
+)
+MAMBA_KERNELS = Patch(
+    id="megatron.mamba-kernels",
+    target="megatron.core.ssm.mamba_mixer:MambaMixer._ssm_training",
+    phase=Phase.BEFORE_BUILD,
+    package=MEGATRON,
+    requires=">=0.19",
+    reason=(
+        "Mamba layers compute with mamba-ssm, which supports few devices, and let packed sequences see their "
+        "neighbours unless the caller gives seq_idx"
+    ),
+    upstream=(
+        "megatron/core/ssm/mamba_mixer.py, lines 202 and 750; megatron/core/packed_seq_params.py, line 51; "
+        "megatron/core/ssm/mamba_context_parallel.py, line 383: Transformer Engine orders packed sequences"
+    ),
+    remove_when="layers take their kernels from their module specs, and find sequences by cu_seqlens",
+    install=f"{FIXES}.mamba:install_kernels",
 )

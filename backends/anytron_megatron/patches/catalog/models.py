@@ -111,11 +111,12 @@ HEAD_SIZES = Patch(
     requires=BRIDGE_VERSIONS,
     reason=(
         "Gemma 4's configuration cannot be read: mcore-bridge asks it for global_head_dim, which transformers keeps by "
-        "layer, and for head_dim, which transformers refuses to name where layers differ"
+        "layer, for head_dim, which transformers refuses to name where layers differ, and, of gemma4_unified, for "
+        "enable_moe_block and hidden_size_per_layer_input, which that class lacks"
     ),
     upstream="mcore_bridge/model/mm_gpts/gemma4.py, lines 82 and 168 to 177; transformers, configuration_gemma4.py",
     remove_when="mcore-bridge reads text_config.per_layer_config",
-    replacement=f"{FIXES}.models:name_head_sizes",
+    replacement=f"{FIXES}.gemma4:name_head_sizes",
 )
 
 MODALITIES = Patch(
@@ -127,7 +128,7 @@ MODALITIES = Patch(
     reason="Gemma 4 raises KeyError: 'mm_token_type_ids' for text without images",
     upstream="mcore_bridge/model/mm_gpt_model.py, line 105: kwargs[k]; its Gemma 4 itself does without the key",
     remove_when="Gemma 4 computes logits of a text without mm_token_type_ids",
-    replacement=f"{FIXES}.models:forget_modalities",
+    replacement=f"{FIXES}.gemma4:forget_modalities",
 )
 
 KEYS_AS_VALUES = Patch(
@@ -139,7 +140,7 @@ KEYS_AS_VALUES = Patch(
     reason="Gemma 4's layers whose keys are their values fail: queries and keys are split along the wrong dimension",
     upstream="mcore_bridge/model/mm_gpts/gemma4.py, line 327: SplitAlongDim(mixed_qkv, len(split_arg_list), ...)",
     remove_when="Gemma 4 with attention_k_eq_v computes logits",
-    replacement=f"{FIXES}.models:split_heads",
+    replacement=f"{FIXES}.gemma4:split_heads",
     rebinds=False,
 )
 
@@ -155,7 +156,40 @@ LAYER_EMBEDDINGS = Patch(
     ),
     upstream="mcore_bridge/model/mm_gpts/gemma4.py, per_layer_projection_norm: its input is gathered before it",
     remove_when="Gemma 4 E2B has the same gradients with TP2 as on one rank",
-    replacement=f"{FIXES}.models:count_layer_norm_once",
+    replacement=f"{FIXES}.gemma4:count_layer_norm_once",
+)
+
+PLACES = Patch(
+    id="megatron.mcore-bridge-places",
+    target="mcore_bridge.model.mm_gpt_model:MultimodalGPTModel.forward",
+    phase=Phase.BEFORE_PARALLEL_INIT,
+    package=BRIDGE,
+    requires=BRIDGE_VERSIONS,
+    reason=(
+        "Gemma 4 and Muse Glimmer embed the numbers of images, videos and sound in a text as they are, where "
+        "transformers embeds padding or token 0: log-probs differ, without an error"
+    ),
+    upstream=(
+        "mcore_bridge/model/mm_gpt_model.py, _patch_word_embeddings: of these numbers only negative ones are replaced; "
+        "transformers, modeling_gemma4.py, lines 2383 to 2387"
+    ),
+    remove_when="mcore-bridge's Gemma 4 embeds image_token_id as text_config.pad_token_id",
+    replacement=f"{FIXES}.models:embed_places",
+)
+
+BLANK_IMAGE = Patch(
+    id="megatron.mcore-bridge-blank-image",
+    target="mcore_bridge.model.mm_gpts.llama4:Llama4Vit.get_inputs_embeds",
+    phase=Phase.BEFORE_PARALLEL_INIT,
+    package=BRIDGE,
+    requires=BRIDGE_VERSIONS,
+    reason=(
+        "a text without images runs Llama 4's tower over an image of 336 x 336 zeros, whatever its image_size: with "
+        "another size it fails, and a frozen tower needs no image at all"
+    ),
+    upstream="mcore_bridge/model/mm_gpts/llama4.py, line 34: torch.zeros((1, 3, 336, 336))",
+    remove_when="Llama 4 with a vision_config.image_size of 32 computes logits of a text",
+    replacement=f"{FIXES}.models:embed_text_alone",
 )
 
 THINKER_SOUND = tuple(

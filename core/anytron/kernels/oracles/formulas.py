@@ -118,6 +118,37 @@ def reference_gated_delta_rule(
     return torch.stack(outputs + [nothing] * (query.shape[0] - len(outputs)))
 
 
+def reference_state_space_scan(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, *, lengths: Sequence[int]
+) -> Tensor:
+    """Run the recurrence of Mamba-2 (arXiv:2405.21060, equations 1 and 2), differentiable.
+
+    Args:
+        x: ``[T, H, P]``, sequences one after the other.
+        dt: ``[T, H]``.
+        a: ``[H]``.
+        b: ``[T, G, N]``, head h has the group ``h // (H / G)``.
+        c: ``[T, G, N]``.
+        d: ``[H]``.
+        lengths: Tokens of each sequence; remaining tokens belong to no sequence.
+
+    Returns:
+        float64 ``[T, H, P]``; zero for tokens of no sequence.
+    """
+    x, dt, a, d = (operand.double() for operand in (x, dt, a, d))
+    b, c = (operand.double().repeat_interleave(x.shape[1] // operand.shape[1], dim=1) for operand in (b, c))
+    outputs: list[Tensor] = []
+    for length in lengths:
+        state = x.new_zeros(x.shape[1], b.shape[2], x.shape[2])
+        for token in range(len(outputs), len(outputs) + length):
+            step = dt[token][:, None]
+            state = (step * a[:, None]).exp()[..., None] * state
+            state = state + torch.einsum("hn,hp->hnp", b[token], step * x[token])
+            outputs.append(torch.einsum("hn,hnp->hp", c[token], state) + d[:, None] * x[token])
+    nothing = x.new_zeros(x.shape[1:])
+    return torch.stack(outputs + [nothing] * (x.shape[0] - len(outputs)))
+
+
 def reference_causal_conv1d(
     x: Tensor, weight: Tensor, bias: Tensor | None, *, lengths: Sequence[int], silu: bool
 ) -> Tensor:

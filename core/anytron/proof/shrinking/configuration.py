@@ -19,6 +19,7 @@ from anytron.proof.shrinking.language import (
     new_rotation,
     new_sizes,
 )
+from anytron.task.data.vision import lacking_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,11 +49,13 @@ class Shrunk:
         fields: The new ``config.json``.
         cuts: Old and new value of each field that changed, by its name; fields of ``vision_config`` have that prefix.
         dropped: Fields that were left out.
+        sees: Whether its prompts have images: it has a tower for which Anytron can prepare them.
     """
 
     fields: Fields
     cuts: Mapping[str, tuple[Any, Any]]
     dropped: tuple[str, ...]
+    sees: bool
 
     @property
     def lines(self) -> list[str]:
@@ -109,7 +112,8 @@ def shrink(config: Mapping[str, Any], where: str, layout: ParallelSizes, read: R
     _renumber(fields, vocabulary)
     if read is not None:
         _complete(fields, text, sizes, known, towers, tower, read)
-    return Shrunk(fields, _cuts(config, fields), tuple(name for name in DROPPED if name in config))
+    sees = bool(tower) and (whole is None or not lacking_sizes(whole))
+    return Shrunk(fields, _cuts(config, fields), tuple(name for name in DROPPED if name in config), sees)
 
 
 def _known(fields: Fields, class_config: Any) -> Fields:
@@ -132,11 +136,20 @@ def _check(known: Mapping[str, Any], fields: Fields, where: str) -> None:
             found = f"{name} is {size!r}" if name else f"it has none of {', '.join(names)}"
             raise impossible(where, f"the size of its {what} is not known: {found}")
     for part in ("audio_config", "thinker_config", "projector_config"):
-        if fields.get(part):
+        if fields.get(part) and not _is_small(fields[part]):
             raise impossible(where, f"the sizes of its {part} are not known")
+    if fields.get("projector_hidden_size"):
+        raise impossible(where, "the sizes of its projector (projector_hidden_size) are not known")
+
+
+def _is_small(part: Any) -> bool:
+    """Whether a part is one projection of frames of sound (Gemma 4 12B), which may stay as it is."""
+    return isinstance(part, dict) and "audio_embed_dim" in part and first(part, vision.DEPTH)[1] is None
 
 
 def _check_tower(tower: Mapping[str, Any], where: str) -> None:
+    if vision.is_projection(tower):
+        return
     for names in (vision.DEPTH, vision.HEADS, ("embed_dim", "hidden_size"), ("patch_size",)):
         name, size = first(tower, names)
         if not isinstance(size, int) or size < 1:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 PROMPTS = 64
 LENGTHS = (12, 24)
 """Fewest and most tokens of a prompt; a sliding window has fewer."""
+MOST_TOKENS = 1024
+"""More than a prompt has with its image and, in supervised fine-tuning, its response."""
 _RESPONSE_TOKENS = 12
 _SEED = 11
 
@@ -57,12 +59,13 @@ def write_image_processor(fields: Mapping[str, Any], directory: Path) -> None:
     ).save_pretrained(directory)
 
 
-def write_prompts(fields: Mapping[str, Any], directory: Path) -> Path:
-    """Write prompts of random tokens, and an image in each if the model takes images.
+def write_prompts(fields: Mapping[str, Any], directory: Path, *, images: bool) -> Path:
+    """Write prompts of random tokens.
 
     Args:
         fields: The shrunk configuration.
         directory: Existing directory.
+        images: Whether each prompt has an image.
 
     Returns:
         A JSON Lines file; each row also has a response, for supervised fine-tuning.
@@ -70,7 +73,7 @@ def write_prompts(fields: Mapping[str, Any], directory: Path) -> Path:
     generator = random.Random(_SEED)
     used = {number for name in ("bos", "eos", "pad") for number in _all(fields, f"{name}_token_id")}
     ordinary = [number for number in range(3, ORDINARY) if number not in used]
-    image = _special(fields, "image_token_id") if fields.get(VISION) else None
+    image = _special(fields, "image_token_id") if images else None
     rows = []
     for index in range(PROMPTS):
         tokens = generator.choices(ordinary, k=generator.randint(*LENGTHS))

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from math import lcm
 from typing import TYPE_CHECKING, Any
 
+from anytron.task.data.model_files import CHOSEN_EXPERTS, EXPERT_COUNTS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
@@ -19,7 +21,17 @@ HEADS = ("num_attention_heads", "n_heads", "n_head")
 WIDTH = ("hidden_size", "d_model", "n_embd")
 VOCABULARY = "vocab_size"
 _GROUPS = "num_key_value_heads"
-_HEAD_DIMS = ("head_dim", "qk_head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rotary_dim")
+_OTHER_GROUPS = "num_global_key_value_heads"
+"""Gemma 4's layers without a window have these groups of heads, of another size."""
+_HEAD_DIMS = (
+    "head_dim",
+    "global_head_dim",
+    "qk_head_dim",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+    "rotary_dim",
+)
 _INDEXER = ("index_head_dim",)
 _DELTA_DIMS = ("linear_key_head_dim", "linear_value_head_dim")
 _RANKS = ("q_lora_rank", "kv_lora_rank")
@@ -34,11 +46,10 @@ _MLP = (
     "intermediate_size_mlp",
     "dense_intermediate_size",
 )
-_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
-_CHOSEN = ("num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_topk", "moe_k")
-_WINDOWS = ("sliding_window", "attention_chunk_size")
+_WINDOW = "sliding_window"
 _DENSE = "first_k_dense_replace"
-_ALONE = "mlp_only_layers"
+_NUMBERED = ("mlp_only_layers", "moe_layers")
+"""Lists of layers' numbers."""
 _INTERVALS = (
     "full_attention_interval",
     "decoder_sparse_step",
@@ -111,7 +122,11 @@ def new_depth(known: Mapping[str, Any], before: int, stages: int) -> Depth:
     dense = known.get(_DENSE) or 0
     begins = dense - 1 if 1 < dense < before else 0  # one of several dense layers at the beginning is enough
     kinds = [
-        (*(column[layer] for column in _columns(known, before)), layer < dense, layer in (known.get(_ALONE) or ()))
+        (
+            *(column[layer] for column in _columns(known, before)),
+            layer < dense,
+            *(layer in (known.get(name) or ()) for name in _NUMBERED),
+        )
         for layer in range(before)
     ]
     least = max(4, min(1, dense) + _period(known, kinds[begins:]))
@@ -129,7 +144,11 @@ def new_depth(known: Mapping[str, Any], before: int, stages: int) -> Depth:
 
 def _columns(known: Mapping[str, Any], before: int) -> list[list[Any]]:
     """Lists with an entry for each layer."""
-    lists = [value for value in known.values() if isinstance(value, list) and len(value) == before]
+    lists = [
+        value
+        for name, value in known.items()
+        if name not in _NUMBERED and isinstance(value, list) and len(value) == before
+    ]
     return [column for column in lists if all(isinstance(one, (str, int, float, bool)) for one in column)]
 
 
@@ -172,7 +191,7 @@ def new_sizes(known: Mapping[str, Any], layout: ParallelSizes) -> dict[str, Any]
         **mlps,
         **{name: min(known[name], HEAD_DIM) for name in _DELTA_DIMS if known.get(name)},
         **{name: max(8, known[name] // LATENT_SHARE) for name in _RANKS if known.get(name)},
-        **{name: WINDOW for name in _WINDOWS if (known.get(name) or 0) > WINDOW},
+        **({_WINDOW: WINDOW} if (known.get(_WINDOW) or 0) > WINDOW else {}),
         **dict.fromkeys(HEADS, heads),
         _GROUPS: groups,
         **dict.fromkeys(WIDTH, new_width),
@@ -203,6 +222,8 @@ def _attention(known: Mapping[str, Any], layout: ParallelSizes) -> dict[str, Any
     if keys and values:
         new["linear_num_key_heads"] = _count(keys, 2, unit)
         new["linear_num_value_heads"] = max(1, values // keys) * new["linear_num_key_heads"]
+    if known.get(_OTHER_GROUPS):
+        new[_OTHER_GROUPS] = _count(known[_OTHER_GROUPS], fewer, unit)
     if known.get("index_n_heads"):
         new["index_n_heads"] = _count(known["index_n_heads"], 4, unit)
     return new
@@ -242,8 +263,8 @@ def _share_of_heads(known: Mapping[str, Any]) -> int:
 
 def _experts(known: Mapping[str, Any], layout: ParallelSizes) -> dict[str, Any]:
     """Numbers of experts and of their groups; a group is rated by as many experts as before."""
-    _, experts = first(known, _EXPERTS)
-    _, chosen = first(known, _CHOSEN)
+    _, experts = first(known, EXPERT_COUNTS)
+    _, chosen = first(known, CHOSEN_EXPERTS)
     if not isinstance(experts, int) or not isinstance(chosen, int) or experts < 1:
         return {}
     groups, limited = known.get("n_group") or 1, known.get("topk_group") or 1
@@ -256,7 +277,7 @@ def _experts(known: Mapping[str, Any], layout: ParallelSizes) -> dict[str, Any]:
         new_groups, new_chosen = 1, min(chosen, 2)
     least = max(8, 2 * layout.expert, 4 * new_groups)
     new_experts = _count(experts, least, lcm(layout.expert, new_groups))
-    return {**new, **dict.fromkeys(_EXPERTS, new_experts), **dict.fromkeys(_CHOSEN, new_chosen)}
+    return {**new, **dict.fromkeys(EXPERT_COUNTS, new_experts), **dict.fromkeys(CHOSEN_EXPERTS, new_chosen)}
 
 
 def new_rotation(settings: dict[str, Any], before: int, after: int) -> dict[str, Any]:
@@ -294,12 +315,11 @@ def new_layer_fields(known: Mapping[str, Any], depth: Depth) -> dict[str, Any]:
     modules = known.get("num_nextn_predict_layers") or 0
     new: dict[str, Any] = {name: after for name in DEPTH if known.get(name) is not None}
     for name, value in known.items():
-        if isinstance(value, list) and (kept := depth.of(value, modules)) is not None:
+        if name not in _NUMBERED and isinstance(value, list) and (kept := depth.of(value, modules)) is not None:
             new[name] = kept
     if dense := known.get(_DENSE):
         new[_DENSE] = sum(layer < dense for layer in depth.kept)
-    if (alone := known.get(_ALONE)) is not None:
-        new[_ALONE] = depth.places(alone)
+    new |= {name: depth.places(layers) for name in _NUMBERED if (layers := known.get(name)) is not None}
     if (windowless := known.get("max_window_layers")) is not None:
         new["max_window_layers"] = sum(layer < windowless for layer in depth.kept)
     return {name: value for name, value in new.items() if known.get(name) != value}

@@ -13,8 +13,8 @@ from anytron.base.errors import ConfigError, within
 from anytron.config.load import read_config
 from anytron.config.schema import ModelSection
 from anytron.config.scoring import REWARD_MODEL
-from anytron.proof.shrinking.configuration import VISION, Shrunk, impossible, shrink
-from anytron.proof.shrinking.inputs import write_image_processor, write_prompts, write_tokenizer
+from anytron.proof.shrinking.configuration import Shrunk, impossible, shrink
+from anytron.proof.shrinking.inputs import MOST_TOKENS, write_image_processor, write_prompts, write_tokenizer
 from anytron.proof.shrinking.weights import write_shrunk_model
 from anytron.run.preflight.open_run import open_run
 from anytron.run.trainer.models import model_directory
@@ -101,9 +101,9 @@ def shrink_run(path: Path, overrides: Sequence[str], scratch: Path) -> ShrunkRun
     inputs = scratch / _INPUTS
     inputs.mkdir()
     write_tokenizer(model.fields, inputs)
-    if model.fields.get(VISION):
+    if model.sees:
         write_image_processor(model.fields, inputs)
-    settings, lines = _settings(config, model, inputs, write_prompts(model.fields, scratch))
+    settings, lines = _settings(config, model, inputs, write_prompts(model.fields, scratch, images=model.sees))
     for name, kind in (("teacher", "causal"), (REWARD_MODEL, "scores")):
         if getattr(config, name) is not None:
             shrunk = _write_other(config, name, kind, scratch)
@@ -176,11 +176,12 @@ def _settings(config: RunConfig, model: Shrunk, inputs: Path, prompts: Path) -> 
         "model.path": None,
         "model.config": model.fields,
         "model.tokenizer": str(inputs),
-        "model.processor": str(inputs) if model.fields.get(VISION) else None,
+        "model.processor": str(inputs) if model.sees else None,
         "data": {
             "source": "jsonl",
             "options": {"path": str(prompts)},
             "prompts_per_step": config.data.prompts_per_step,
+            "max_prompt_tokens": MOST_TOKENS,
         },
         "rewards": [] if config.supervised else [*judge, _REWARD],
         "environment": None,

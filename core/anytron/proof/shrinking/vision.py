@@ -1,4 +1,4 @@
-"""New sizes of a vision tower that reads an image as patches with a grid."""
+"""New sizes of a vision tower that reads an image as patches, or of the projection of patches that one has instead."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 DEPTH = ("depth", "num_hidden_layers")
 HEADS = ("num_heads", "num_attention_heads")
+_AFTER = ("projector_input_dim", "projector_output_dim", "vision_output_dim")
+"""Sizes of layers after the tower (Llama 4)."""
 PATCH = 4
 """Pixels of the side of a patch."""
 _SIDE = 8
@@ -28,6 +30,15 @@ def new_vision_sizes(known: Mapping[str, Any], width: int, new_width: int) -> di
     Returns:
         New values by field, for the fields that are set and change.
     """
+    if is_projection(known):
+        side = PATCH * (known.get("pooling_kernel_size") or 1)
+        sizes = {
+            "mm_embed_dim": new_width,
+            "output_proj_dims": new_width,
+            "patch_size": PATCH,
+            "model_patch_size": side,
+        }
+        return {name: value for name, value in sizes.items() if known.get(name) is not None and known[name] != value}
     _, depth = first(known, DEPTH)
     _, heads = first(known, HEADS)
     tower = "embed_dim" if known.get("embed_dim") else "hidden_size"  # Qwen2-VL's hidden_size is the language model's
@@ -35,6 +46,8 @@ def new_vision_sizes(known: Mapping[str, Any], width: int, new_width: int) -> di
     chosen: dict[str, Any] = {
         **dict.fromkeys(HEADS, new_heads),
         **{name: new_width for name in ("hidden_size", "out_hidden_size") if known.get(name) == width},
+        "num_key_value_heads": new_heads,
+        **dict.fromkeys(("head_dim", "global_head_dim"), HEAD_DIM),
         tower: new_heads * HEAD_DIM,
         **_places(known, depth),
         "patch_size": PATCH,
@@ -46,7 +59,15 @@ def new_vision_sizes(known: Mapping[str, Any], width: int, new_width: int) -> di
     if inner := known.get("intermediate_size"):
         # Where the tower's last layer is as wide as the language model, this is a size of that layer (GLM-4.1V).
         chosen["intermediate_size"] = scaled(inner, known[tower], chosen[tower], HEAD_DIM)
+    for name in _AFTER:
+        if size := known.get(name):
+            chosen[name] = scaled(size, known[tower], chosen[tower], HEAD_DIM)
     return {name: value for name, value in chosen.items() if known.get(name) is not None and known[name] != value}
+
+
+def is_projection(known: Mapping[str, Any]) -> bool:
+    """Return whether patches are projected into the language model's width, without layers (Gemma 4 12B)."""
+    return bool(known.get("mm_embed_dim")) and first(known, DEPTH)[1] is None
 
 
 def _places(known: Mapping[str, Any], depth: int) -> dict[str, Any]:

@@ -17,7 +17,9 @@ from torch.overrides import TorchFunctionMode
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.base.errors import EngineError, ResourceError
 from anytron.config.algorithm import AlgorithmSection
+from anytron.proof.verification.weights import stored_weights
 from anytron.sequences.batch import TokenOutputs, token_index
+from anytron.task.data.model_files import composite
 from anytron.task.data.pretrained import (
     logits_config,
     model_class,
@@ -206,8 +208,10 @@ def load_model(
             why=f"{count / 1e9:.3g} billion parameters need {needed / 1e9:.3g} GB; {available / 1e9:.3g} GB are free",
             fix="free memory, use a machine that has more, or verify a smaller model of the same architecture",
         )
-    given = {} if weights is None else {"state_dict": load_file(weights)}
-    origin = directory if weights is None else None
+    given: dict[str, Any] = {} if weights is None else {"state_dict": load_file(weights)}
+    if weights is None and composite(directory) is not None:
+        given = {"state_dict": stored_weights(directory)}
+    origin = None if given else directory
     model = type(empty).from_pretrained(
         origin, config=config, dtype=dtype, local_files_only=True, use_safetensors=True, **given
     )

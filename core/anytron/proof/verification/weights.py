@@ -8,7 +8,7 @@ import torch
 
 from anytron.base.results import Result
 from anytron.proof.verification.comparisons import measured
-from anytron.task.data.model_files import IDLE
+from anytron.task.data.model_files import tensor_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,11 +29,12 @@ def tied_copies(these: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> se
 
 
 def stored_weights(directory: Path) -> dict[str, Tensor]:
-    """Read all tensors of a model directory, on the host, without :data:`IDLE` ones."""
+    """Read all tensors of the language model of a directory, on the host, under their names in that model alone."""
     from safetensors.torch import load_file
 
-    files = sorted(directory.glob("*.safetensors"))
-    return {name: tensor for file in files for name, tensor in load_file(file).items() if not name.startswith(IDLE)}
+    inner = tensor_names(directory).inner
+    tensors = (pair for file in sorted(directory.glob("*.safetensors")) for pair in load_file(file).items())
+    return {own: tensor for name, tensor in tensors if (own := inner(name)) is not None}
 
 
 def compare_weights(check: str, stored: Mapping[str, Tensor], exported: Mapping[str, Tensor], detail: str) -> Result:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from anytron.base.errors import ConfigError
 from anytron.config.diagnostics import Diagnostic
 from anytron.config.generation import RolloutSection
 from anytron.config.options import chosen_engines
+from anytron.task.data.model_files import composite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,6 +38,10 @@ def training_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
             message = f"the engine {config.engine.name} cannot score with a reward model"
             fix = "set engine.name=megatron, or remove the section reward_model and the reward reward_model"
             yield Diagnostic("error", "reward_model", message, fix)
+    for key, directory in _directories(config).items():
+        if _holds_others(directory):
+            what, fix = "read the language model of a directory that holds other models too", "set engine.name=megatron"
+            yield from _lacking(config, "engine", "language_part", key, what, fix)
     if config.model.lora is not None:
         yield from _lacking(config, "engine", "adapters", "model.lora", "train adapters", "remove model.lora")
     if config.engine.offload:
@@ -47,6 +54,20 @@ def training_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
     elif config.checkpoint.keep > 0:
         fix = "set checkpoint.keep=0 to accept that a run that dies starts over"
         yield from _lacking(config, "engine", "checkpoints", "checkpoint", "save checkpoints", fix, severity="warning")
+
+
+def _directories(config: RunConfig) -> dict[str, Path]:
+    """Return the model directories that the training ranks read, by their keys."""
+    sections = {"model": config.model, "critic": config.critic, "teacher": config.teacher}
+    paths = {name: getattr(section, "path", None) for name, section in sections.items()}
+    return {f"{name}.path": Path(path) for name, path in paths.items() if path is not None}
+
+
+def _holds_others(directory: Path) -> bool:
+    try:
+        return composite(directory) is not None
+    except ConfigError:
+        return False  # reported by itself
 
 
 def _generation(config: RunConfig) -> Iterator[Diagnostic]:

@@ -11,7 +11,7 @@ from anytron.base.traits import ModelTraits, ParallelSizes
 from anytron.config.diagnostics import Diagnostic, refuse
 from anytron.config.schema import default_run
 from anytron.device.platform import Feature, declined, features_asked, limits_of
-from anytron.task.data.model_files import faults, logits_fields, read_config
+from anytron.task.data.model_files import faults, has_experts, logits_fields, read_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -160,7 +160,7 @@ def asked_by_model(config: RunConfig) -> dict[Feature, str]:
         vision="vision_config" in whole,
         latent_attention=bool(text.get("kv_lora_rank")),
         linear_attention="linear_attention" in layers,
-        mixture_of_experts=any(text.get(one) for one in ("num_experts", "num_local_experts", "n_routed_experts")),
+        mixture_of_experts=has_experts(text),
         window=(-1, 0) if sliding else None,
     )
     asked = features_asked(traits, ParallelSizes())

@@ -13,7 +13,7 @@ from anytron.base.files import exhausted
 from anytron.run.rollout.pool import RolloutPool
 from anytron.run.rollout.replica import WeightAnswers
 from anytron.task.data.examination import examined
-from anytron.task.data.model_files import CONFIG_FILE
+from anytron.task.data.model_files import CONFIG_FILE, tensor_names
 from anytron.task.data.pretrained import end_token_ids, load_hf_config, load_tokenizer, padding_token_id
 from anytron.task.data.vision import load_vision
 from anytron.workers.engines.rollout_engine import RolloutEngine, SamplingParams
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from anytron.config.schema import RunConfig
+    from anytron.task.data.composites import TensorNames
     from anytron.task.data.vision import VisionProcessor
     from anytron.workers.executor.protocol import Executor, WorkerGroup
 
@@ -46,13 +47,14 @@ class DirectoryWeights:
     @contextlib.contextmanager
     def open(self) -> Iterator[ReceivedWeights]:
         """Yield an iterable that reads the tensors of the directory one by one."""
-        yield _Tensors(self.version, sorted(Path(self.path).glob("*.safetensors")))
+        yield _Tensors(self.version, sorted(Path(self.path).glob("*.safetensors")), tensor_names(Path(self.path)))
 
 
 @dataclass(frozen=True)
 class _Tensors:
     version: int
     files: Sequence[Path]
+    names: TensorNames
 
     def __iter__(self) -> Iterator[Piece]:
         from safetensors import SafetensorError, safe_open
@@ -61,8 +63,9 @@ class _Tensors:
             try:
                 with safe_open(path, "pt") as file:
                     for name in file.keys():  # noqa: SIM118 - not a mapping
-                        tensor = file.get_tensor(name)
-                        yield Piece(name, tuple(tensor.shape), 0, tensor.reshape(-1), optional=True)
+                        if (own := self.names.inner(name)) is not None:
+                            tensor = file.get_tensor(name)
+                            yield Piece(own, tuple(tensor.shape), 0, tensor.reshape(-1), optional=True)
             except (OSError, SafetensorError) as error:  # noqa: PERF203 - the error names the file
                 raise exhausted(error, str(path)) or TransferError(
                     "A file of weights cannot be read.",

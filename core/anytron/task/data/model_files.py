@@ -14,10 +14,13 @@ from anytron.base.errors import ConfigError
 from anytron.config import json_files
 from anytron.config.diagnostics import Diagnostic
 from anytron.config.json_files import LARGEST_FILE
+from anytron.task.data.composites import COMPOSITES, TensorNames, language_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
+
+    from anytron.task.data.composites import Composite
 
     Kind = Callable[[Any], str]
     """Function that returns what a value must be; empty if the value is accepted."""
@@ -45,6 +48,23 @@ TOKENIZER_FILES = ("tokenizer", "vocab", "merges", "added_tokens", "special_toke
 """Beginnings of the names of a tokenizer's files."""
 MOST_EXPERTS = 2**18
 """Most experts of all layers together; the largest published models have a tenth of it."""
+
+EXPERT_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+"""Fields that count a layer's experts, of which a ``config.json`` has one (as mcore_bridge/config/parser.py reads)."""
+CHOSEN_EXPERTS = (
+    "num_experts_per_tok",
+    "experts_per_token",
+    "num_experts_per_token",
+    "moe_topk",
+    "moe_k",
+    "top_k_experts",
+)
+"""Fields that say how many of a layer's experts process a token, of which a ``config.json`` has one."""
+
+
+def has_experts(text: Mapping[str, Any]) -> bool:
+    """Return whether a language model has experts, from the fields of its ``config.json``."""
+    return any(text.get(name) for name in EXPERT_COUNTS)
 
 
 def whole(value: Any, *, low: int, high: int) -> str:
@@ -96,7 +116,6 @@ def _fields(*kinds: tuple[Kind, str]) -> dict[str, Kind]:
     return {name: kind for kind, names in kinds for name in names.split()}
 
 
-_EXPERT_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 _TOKEN = _from_zero_to(2**31 - 1)
 
 _CONFIG = _fields(
@@ -104,7 +123,7 @@ _CONFIG = _fields(
     # transformers makes a list of one entry per layer or label as soon as it reads the number.
     (_up_to(4096), "num_hidden_layers num_layers n_layers n_layer depth"),
     (_from_zero_to(2**16), "num_labels num_nextn_predict_layers n_group topk_group"),
-    (_from_zero_to(2**16), " ".join((*_EXPERT_COUNTS, "num_experts_per_tok n_shared_experts"))),
+    (_from_zero_to(2**16), " ".join((*EXPERT_COUNTS, *CHOSEN_EXPERTS, "n_shared_experts"))),
     (_up_to(2**31 - 1), "hidden_size intermediate_size vocab_size max_position_embeddings out_hidden_size"),
     (_up_to(2**16), "num_attention_heads num_key_value_heads num_heads linear_num_key_heads"),
     (_up_to(2**16), "linear_num_value_heads linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim"),
@@ -118,7 +137,7 @@ _CONFIG = _fields(
     (_TOKEN, "image_token_id video_token_id"),
     (partial(list_of, kind=text), "layer_types architectures"),
     (partial(list_of, kind=_from_zero_to(2**16)), "mlp_only_layers deepstack_visual_indexes"),
-    (mapping, "text_config vision_config thinker_config rope_parameters rope_scaling auto_map"),
+    (mapping, "text_config llm_config vision_config thinker_config rope_parameters rope_scaling auto_map"),
 )
 _GENERATION = _fields((partial(one_or_list, kind=_TOKEN), "eos_token_id"))
 # Numbers of tokens that some classes of tokenizers make by themselves.
@@ -172,7 +191,7 @@ def faults(
             yield f"{prefix}{name}", f"it must be {wanted}, but is {_shown(value)}"
         elif isinstance(value, dict):
             yield from faults(value, fields, f"{prefix}{name}.")
-    layers, experts = values.get("num_hidden_layers"), [values.get(name) for name in _EXPERT_COUNTS]
+    layers, experts = values.get("num_hidden_layers"), [values.get(name) for name in EXPERT_COUNTS]
     most = max((count for count in experts if type(count) is int), default=0)
     if type(layers) is int and layers * most > MOST_EXPERTS:
         yield f"{prefix}num_hidden_layers", f"{layers} layers of {most} experts are more than {MOST_EXPERTS} experts"
@@ -221,15 +240,42 @@ def read_config_file(path: Path) -> dict[str, Any]:
 
 
 def as_known(fields: dict[str, Any]) -> dict[str, Any]:
-    """Replace a ``model_type`` of :data:`SAME_MODELS`, and drop the names of code that belong to it.
+    """Return the config of a model that transformers knows, and drop the names of code that belong to it.
+
+    A ``model_type`` of :data:`SAME_MODELS` is replaced. Of a model of
+    :data:`anytron.task.data.composites.COMPOSITES` only the language model's config is returned.
 
     Returns:
         A copy, or the fields themselves if their ``model_type`` is another one.
     """
+    if (text := language_config(fields)) is not None:
+        return text
     known = SAME_MODELS.get(str(fields.get("model_type")))
     if known is None:
         return fields
     return {**{name: value for name, value in fields.items() if name != "auto_map"}, "model_type": known}
+
+
+def tensor_names(directory: Path) -> TensorNames:
+    """Read how a model directory names the tensors of its language model.
+
+    Raises:
+        ConfigError: ``config.json`` is malformed.
+    """
+    if (one := composite(directory)) is not None:
+        return TensorNames(one.names)
+    fields = published_config(directory) if (directory / CONFIG_FILE).is_file() else {}
+    return TensorNames(idle=IDLE if fields.get(THINKER) else ())
+
+
+def composite(directory: Path) -> Composite | None:
+    """Return where a directory has its language model; None if it holds that model alone, or no ``config.json``.
+
+    Raises:
+        ConfigError: ``config.json`` is malformed.
+    """
+    fields = published_config(directory) if (directory / CONFIG_FILE).is_file() else {}
+    return None if language_config(fields) is None else COMPOSITES[fields["model_type"]]
 
 
 def end_tokens(directory: Path) -> list[int]:

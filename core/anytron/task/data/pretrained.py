@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from copy import deepcopy
 from pathlib import Path
@@ -17,9 +18,9 @@ from anytron.task.data.model_files import (
     CONFIG_FILE,
     GENERATION_FILE,
     PROCESSOR_FILES,
-    SAME_MODELS,
     THINKER,
     as_known,
+    composite,
     end_tokens,
     file_diagnostics,
     published_config,
@@ -93,7 +94,7 @@ def read_hf_config(directory: Path) -> Any:
 
     Settings of the directory that select code are dropped: classes in its files (``auto_map``), and the
     implementations of attention and experts, which may name a kernel on the network. A run must select them in its own
-    configuration. A ``model_type`` of :data:`anytron.task.data.model_files.SAME_MODELS` is replaced.
+    configuration. What transformers does not know is read as :func:`anytron.task.data.model_files.as_known` says.
 
     Raises:
         ConfigError: As in :func:`load_hf_config`, or ``config.json`` is malformed.
@@ -112,6 +113,24 @@ def read_hf_config(directory: Path) -> Any:
         raise _unusable(str(directory / "config.json"), error) from error
     vars(config).pop("auto_map", None)
     return config
+
+
+def save_hf_config(hf_config: Any, origin: Path, directory: Path) -> None:
+    """Write the ``config.json`` of trained weights.
+
+    Args:
+        hf_config: The model's ``transformers.PretrainedConfig``.
+        origin: The directory that it was read from. If that holds more than a language model, its ``config.json`` is
+            written with the same fields, which also describe the rest.
+        directory: An existing directory.
+
+    Raises:
+        ConfigError: The original ``config.json`` is malformed.
+    """
+    if composite(origin) is None:
+        hf_config.save_pretrained(directory)
+    else:
+        (directory / CONFIG_FILE).write_text(json.dumps(published_config(origin), indent=2), encoding="utf-8")
 
 
 def _unusable(where: str, error: Exception) -> ConfigError:
@@ -138,17 +157,14 @@ def model_class(hf_config: Any) -> Any:
 
     Returns:
         ``AutoModelForImageTextToText`` for a model that takes images, whether or not the run has any
-        (Qwen3.5 is one), ``AutoModelForMultimodalLM`` for a thinker with its talker, ``AutoModelForCausalLM``
-        otherwise.
+        (Qwen3.5 is one), ``AutoModelForMultimodalLM`` for a thinker with its talker, else ``AutoModelForCausalLM``.
     """
-    from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto import modeling_auto as classes
 
     if logits_config(hf_config) is not hf_config:
-        from transformers import AutoModelForMultimodalLM
-
-        return AutoModelForMultimodalLM
-    sees = type(hf_config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    return AutoModelForImageTextToText if sees else AutoModelForCausalLM
+        return classes.AutoModelForMultimodalLM
+    sees = type(hf_config) in classes.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return classes.AutoModelForImageTextToText if sees else classes.AutoModelForCausalLM
 
 
 def take_latent_epsilon(model: Any) -> None:
@@ -241,8 +257,8 @@ def load_image_processor(model: ModelSection) -> Any:
 
 def _loaded(auto_class: Any, directory: Path, what: str, key: str) -> Any:
     refuse(file_diagnostics(key, directory))
-    named = (directory / CONFIG_FILE).is_file() and published_config(directory).get("model_type") in SAME_MODELS
-    more = {"config": read_hf_config(directory)} if named else {}  # otherwise transformers reads it too
+    fields = published_config(directory) if (directory / CONFIG_FILE).is_file() else {}
+    more = {} if as_known(fields) is fields else {"config": read_hf_config(directory)}  # else transformers reads it
     try:
         with no_collections():  # a vocabulary is hundreds of thousands of objects
             return auto_class.from_pretrained(directory, **_DATA_ONLY, **more)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Union
 from anytron.base.errors import ConfigError, DataError
 from anytron.base.files import exhausted
 from anytron.task.data.images import ImagePatches
+from anytron.task.data.model_files import composite
 from anytron.task.data.pretrained import load_image_processor, logits_config
 
 if TYPE_CHECKING:
@@ -162,6 +163,14 @@ class VisionProcessor:
         return int(patches) // self._merge**2
 
 
+def lacking_sizes(hf_config: Any) -> list[str]:
+    """Name the sizes of patches with a grid that a ``transformers.PretrainedConfig`` with a tower does not have.
+
+    Anytron prepares images for a model that has all of them.
+    """
+    return [name for name in _GRID if not hasattr(hf_config.vision_config, name)]
+
+
 def load_vision(
     model: ModelSection, hf_config: Any, tokenizer: Any, tell: Callable[[str], object]
 ) -> VisionProcessor | None:
@@ -179,15 +188,19 @@ def load_vision(
     """
     part = logits_config(hf_config)
     if any(getattr(part, name, None) is None for name in ("vision_config", "image_token_id")):
+        partly = composite(Path(model.path)) is not None if model.path else False
+        why = f"of {model.path} only the language model is read, a {hf_config.model_type}" if partly else None
         if model.processor is not None:
             raise ConfigError(
                 "An image processor is given, but the model takes no images.",
                 where="model.processor",
-                why=f"model_type {hf_config.model_type} has no vision_config",
+                why=why or f"model_type {hf_config.model_type} has no vision_config",
                 fix="remove model.processor, or use a vision-language model",
             )
+        if why is not None:
+            tell(f"the model gets no images: {why}")
         return None
-    lacking = [name for name in _GRID if not hasattr(part.vision_config, name)]
+    lacking = lacking_sizes(part)
     if lacking or part is not hf_config:
         why = f"its vision_config lacks the sizes of image patches: {', '.join(lacking)}"
         if not lacking:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from anytron.device.patches.plan import in_range, installed_version
 from anytron_conformance.tiny_models import turn_last_layers_into_prediction_modules, write_tiny_model
+from anytron_megatron.models.release import HAS_MAMBA
 from tests.slow import slow_but
 
 TP2 = {"parallel": {"tensor_model_parallel_size": 2}}
@@ -68,6 +70,21 @@ def test_another_family(family, save, resume, tiny_family):
     model = {"path": str(tiny_family(family))}
     saved = save(**experts(**before, model=model))
     assert_continues(saved, resume(saved.path, **experts(**after, model=model)))
+
+
+TP2_EP2 = {"parallel": {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 2}}
+
+
+@pytest.mark.families
+@pytest.mark.mcore
+@pytest.mark.skipif(
+    not in_range(installed_version("megatron-core"), HAS_MAMBA), reason="refused with this megatron-core"
+)
+def test_mamba_layers(save, resume, tiny_family):
+    """Their places in the files are those of parts of weights, each split over tensor-parallel ranks."""
+    model = {"path": str(tiny_family("nemotron3"))}
+    saved = save(**experts(**TP2_EP2, model=model))
+    assert_continues(saved, resume(saved.path, **experts(**EP2, model=model)))
 
 
 LORA = {"rank": 4, "alpha": 8.0}

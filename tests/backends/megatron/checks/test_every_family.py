@@ -4,20 +4,26 @@ import json
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from transformers import CONFIG_MAPPING, AutoConfig
 
 from anytron.config.schema import ModelSection, RunConfig
 from anytron.device.patches.plan import in_range, installed_version
+from anytron.task.data.composites import COMPOSITES
+from anytron.task.data.model_files import SAME_MODELS
 from anytron.task.data.pretrained import logits_config
 from anytron.task.data.vision import load_vision
 from anytron_megatron.models.families import FAMILIES
-from anytron_megatron.models.release import HAS_SPARSE_ATTENTION
+from anytron_megatron.models.release import HAS_MAMBA, HAS_SPARSE_ATTENTION
 from anytron_megatron.options import transformer_fields
 from anytron_megatron.plugin import MegatronBackend
 
 MEGATRON = installed_version("megatron-core")
+REGISTERED_AS = {"llava_onevision1_5": "llavaonevision1_5"}
+"""``model_type`` that the bridge registers -> that of the published files, which its ``config/parser.py`` has too."""
 LAYERS = 4
 SMALL = {
     "hidden_size": 64, "intermediate_size": 128, "intermediate_size_mlp": 128, "num_hidden_layers": LAYERS,
@@ -40,12 +46,13 @@ WRITTEN = {
     "hy_v3": {"qk_norm": True, "moe_router_use_sigmoid": True, "moe_router_enable_expert_bias": True},
     # transformers writes sizes of heads by layer
     "gemma4": {"hidden_size_per_layer_input": 0, "global_head_dim": 32},
+    "gemma4_unified": {"global_head_dim": 32},
+    # longer sequences are refused
+    "llama4": {"max_position_embeddings": 4096, "num_experts_per_tok": 1},
     "minimax_m2": {"scoring_func": "sigmoid"},
+    # transformers has a dense layer by default, which is refused.
+    "nemotron_h": {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]},
     "qwen3_vl_moe": {"moe_intermediate_size": 48},
-    "qwen4_exp": {
-        "eos_token_id": 2, "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 64,
-        "indexer_compress_ratio": 4,
-    },
 }  # fmt: skip
 
 
@@ -75,6 +82,8 @@ def configuration(family):
     config = AutoConfig.for_model(family).to_dict()
     if FAMILIES[family].obstacle:
         return config  # it is not built
+    if family == "gemma4":
+        config["vision_config"] = AutoConfig.for_model("gemma4_vision").to_dict()  # transformers has none by default
     config = shrunken(config)
     (config.get("text_config") or config).update(WRITTEN.get(family, {}))
     return config
@@ -116,6 +125,14 @@ def test_a_model_is_refused_by_name_or_its_images_are_understood(configurations,
             assert (vision is not None) == FAMILIES[family].takes_images
 
 
+def test_a_gemma_4_without_a_tower_is_refused_because_the_bridge_builds_one():
+    (found,) = refusals({**configuration("gemma4"), "vision_config": None})
+    assert "no vision_config" in found.message
+    (bridge,) = find_spec("mcore_bridge").submodule_search_locations
+    source = (Path(bridge) / "model/mm_gpts/gemma4.py").read_text()
+    assert "self.vision_tower = AutoModel.from_config(hf_config.vision_config)\n" in source
+
+
 @pytest.fixture(scope="module")
 def installed(configurations, tmp_path_factory):
     """What the installed libraries say of themselves, and what they make of each model that is not refused."""
@@ -137,15 +154,17 @@ def test_what_is_not_refused_is_built(installed):
     sizes = dict(installed["built"])
     contradiction = sizes.pop("sizes of experts and no experts")
     assert re.search(r"(?s)^refused: .*refuse the model.*moe_ffn_hidden_size must be None", contradiction)
-    sparse = in_range(MEGATRON, HAS_SPARSE_ATTENTION)
-    assert {row.model_type for row in FAMILIES.values() if row.proof and sparse >= row.sparse_attention} < sizes.keys()
+    sparse, mamba = (in_range(MEGATRON, release) for release in (HAS_SPARSE_ATTENTION, HAS_MAMBA))
+    proven = [row for row in FAMILIES.values() if row.proof and sparse >= row.sparse_attention and mamba >= row.hybrid]
+    # those are read as other types
+    assert {row.model_type for row in proven} - SAME_MODELS.keys() - COMPOSITES.keys() <= sizes.keys()
     assert {name: size for name, size in sizes.items() if not isinstance(size, int)} == {}
     assert 0 < min(sizes.values()) <= max(sizes.values()) < 20e6
 
 
 def test_the_list_of_families_is_the_bridges(installed):
     newer = {"nemotron_h"} if in_range(MEGATRON, "<0.18") else set()
-    assert set(FAMILIES) == {*installed["families"], *newer}
+    assert set(FAMILIES) == {*(REGISTERED_AS.get(name, name) for name in installed["families"]), *newer}
     assert newer.isdisjoint(installed["families"])
 
 

@@ -137,7 +137,7 @@ def test_a_dense_model_has_no_routing_to_replay():
     ("model", "options", "key", "reason"),
     [
         (MIXTURE, REPLAY, "engine.options.router_replay", "already replays the rollout's routing"),
-        ({**MIXTURE, "model_type": "qwen4_exp"}, {}, "rollout.replay_routing", "routing of qwen4_exp cannot"),
+        ({**MIXTURE, "model_type": "gemma4"}, {}, "rollout.replay_routing", "routing of gemma4 cannot"),
         (MIXTURE, {"transformer": {"moe_router_fusion": True}}, "rollout.replay_routing", "fused router"),
         (MIXTURE, {"transformer": {"moe_expert_capacity_factor": 1.0}}, "rollout.replay_routing", "drops tokens"),
         (

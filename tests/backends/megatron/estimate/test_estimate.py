@@ -8,16 +8,17 @@ import torch
 
 from anytron.config.load import load_config
 from anytron.config.schema import RunConfig
+from anytron.proof.verification.weights import stored_weights
+from anytron.task.data.model_files import CHOSEN_EXPERTS, EXPERT_COUNTS
 from anytron.task.data.pretrained import model_class
 from anytron.workers.engines.estimates import MemoryPart, peak
 from anytron_conformance.tiny_models import CONFIGS
 from anytron_megatron.checks.subject import Subject
 from anytron_megatron.estimate.memory import Held, optimizer_bytes, sharing_ranks
 from anytron_megatron.estimate.run import estimate
-from anytron_megatron.estimate.tensors import model_shapes, pieces
+from anytron_megatron.estimate.tensors import chosen_share, model_shapes, pieces
 from anytron_megatron.options import MegatronOptions
 from tests.backends.megatron.families.layouts import PUBLISHED_MODELS
-from tests.backends.megatron.families.observe import checkpoint_of
 from tests.backends.megatron.ranks import engine_config
 from tests.house import ROOT
 
@@ -124,7 +125,7 @@ def test_gradient_buffers_are_filled_up_by_little(tiny_family, ranks):
 def test_a_tower_that_gets_no_images_has_no_gradients_and_a_talker_is_not_there(name, tiny_family):
     directory = tiny_family(name)
     (model,) = (one for one in PUBLISHED_MODELS if one.name == name)
-    sizes = {name: tensor.numel() for name, tensor in checkpoint_of(directory).items()}
+    sizes = {name: tensor.numel() for name, tensor in stored_weights(directory).items()}
     trained = sum(size for name, size in sizes.items() if not re.search(model.still, name))
     found = estimate(engine_config(directory, directory))
     parts = {part.name: part.size for part in found.parts}
@@ -229,6 +230,13 @@ def test_examples_have_an_estimate(request):
         run = load_config(file)
         if Subject.policy(run).config.get("model_type") in ("qwen3", "qwen3_moe", "deepseek_v3"):
             assert peak(estimate(run).parts) > 0
+
+
+@pytest.mark.parametrize("experts", EXPERT_COUNTS)
+@pytest.mark.parametrize("chosen", CHOSEN_EXPERTS)
+def test_experts_and_chosen_ones_are_counted_under_each_name(experts, chosen):
+    assert chosen_share({experts: 8, chosen: 2}) == 0.25
+    assert chosen_share({}) == chosen_share({experts: None, chosen: None}) == 1
 
 
 def test_a_cap_of_the_logits_needs_a_third_tile():

@@ -11,12 +11,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from anytron.base.errors import EngineError
+from anytron.proof.verification.weights import stored_weights
 from anytron.run.trainer.experience import assemble
 from anytron.sequences.batch import TokenOutputs
 from anytron.task.rewards.sample import Sample
 from anytron.workers.engines.rollout_engine import PromptInputs, SamplingParams
 from anytron_conformance.tiny_models import VOCABULARY, write_tiny_model
-from tests.backends.megatron.families.observe import checkpoint_of, largest, relative_difference
+from tests.backends.megatron.families.observe import largest, relative_difference
 from tests.backends.rollout.conftest import engine_for, generate, run_config, write_weights
 
 FAMILIES = {
@@ -248,7 +249,7 @@ def test_the_reference_routes_for_itself_and_a_batch_without_routing_is_refused(
 def rolled_out_by(directory, dtype, scratch):
     """Let the engine transformers make responses, with their routing."""
     engine = engine_for(run_config({"path": str(directory), "dtype": dtype}, replay_routing=True))
-    weights = checkpoint_of(directory)
+    weights = stored_weights(directory)
     engine.load_weights(write_weights(scratch / "policy.safetensors", weights))
     generator = torch.Generator().manual_seed(0)
     lengths = (3, 1, 9, 5, 12, 2, 7, 4)

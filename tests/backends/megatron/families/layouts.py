@@ -14,7 +14,7 @@ from anytron.device.patches.plan import in_range, installed_version
 from anytron.task.data.model_files import SAME_MODELS
 from anytron_conformance.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES, Family
-from anytron_megatron.models.release import HAS_SPARSE_ATTENTION
+from anytron_megatron.models.release import HAS_MAMBA, HAS_SPARSE_ATTENTION
 from tests.backends.megatron.families.observe import LEARNING_RATE
 from tests.backends.megatron.families.published import PUBLISHED
 
@@ -54,6 +54,7 @@ PP2_CP2_PADDED = Layout("PP2, CP2, recomputed, padded", PP2_CP2.parallel, {"reco
 DP2 = Layout("DP2", {"data_parallel_size": 2})
 EP2 = Layout("EP2", {"data_parallel_size": 2, "expert_model_parallel_size": 2})
 TP2_EP2 = Layout("TP2, EP2", {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 2})
+TP2_CP2_EP2 = Layout("TP2, CP2, EP2", {**TP2_EP2.parallel, **CP2.parallel})
 TP2_EP2_PADDED = Layout("TP2, EP2, padded", TP2_EP2.parallel, PADDED)
 
 ONE_RANK = (ONE, ONE_PADDED)
@@ -65,6 +66,9 @@ PUBLISHED_EXPERTS = (*ONE_RANK, TP2, EP2, TP2_EP2, PP2, VPP2, CP2)
 # A vision tower is on the first stage only: an interleaved pipeline is left out.
 PUBLISHED_IMAGES = tuple(one for one in PUBLISHED_DENSE if one is not VPP2)
 PUBLISHED_IMAGE_EXPERTS = tuple(one for one in PUBLISHED_EXPERTS if one is not VPP2)
+# Of language models that other rows prove: each column once.
+PART_DENSE = (*ONE_RANK, TP2, TP2_WHOLE, VPP2, CP2)
+PART_EXPERTS = (*ONE_RANK, TP2_EP2, VPP2, CP2)
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,8 @@ class Model:
     @property
     def refused(self) -> bool:
         """Whether the installed megatron-core lacks what it needs."""
-        return self.family.sparse_attention and not in_range(installed_version("megatron-core"), HAS_SPARSE_ATTENTION)
+        needs = [(self.family.sparse_attention, HAS_SPARSE_ATTENTION), (self.family.hybrid, HAS_MAMBA)]
+        return any(lacks and not in_range(installed_version("megatron-core"), release) for lacks, release in needs)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -133,7 +138,9 @@ MODELS = (
 _TILES = r"^(vision_tower|multi_modal_projector)\."
 _MINICPM = r"^model\.(vision_tower|merger)\."
 _SENSES = r"^thinker\.(visual|audio_tower)\."
-_GEMMA = r"^model\.(vision_tower|audio_tower|embed_vision|embed_audio)\.|\.layer_scalar$"
+_GEMMA = r"^model\.(vision_tower|audio_tower|embed_vision|embed_audio|vision_embedder)\.|\.layer_scalar$"
+_MUSE = r"^model\.(vision_tower|vision_adapter|vision_projection)\."
+_LLAMA = r"^(vision_model|multi_modal_projector)\."
 PUBLISHED_MODELS = (
     Model("glm4_5_air", "GLM-4.5-Air", PUBLISHED_EXPERTS, quick=(ONE,)),
     Model("glm4_6", "GLM-4.5, GLM-4.6, GLM-4.7", PUBLISHED_EXPERTS, quick=()),
@@ -156,6 +163,12 @@ PUBLISHED_MODELS = (
     Model("glm4_moe_lite", "GLM-4.7-Flash", PUBLISHED_EXPERTS, quick=()),
     Model("deepseek_v32", "DeepSeek-V3.2", (*PUBLISHED_EXPERTS, CP2_PADDED, TP2_CP2, PP2_CP2), quick=()),
     Model("glm5", "GLM-5", PUBLISHED_EXPERTS, quick=()),
+    Model(
+        "nemotron3",
+        "Nemotron-3",
+        (*ONE_RANK, EP2, TP2_EP2, TP2_EP2_PADDED, PP2, CP2, CP2_PADDED, TP2_CP2_EP2, PP2_CP2, PP2_CP2_PADDED),
+        quick=(),
+    ),
     Model("qwen2_vl", "Qwen2-VL, images", PUBLISHED_IMAGES, quick=()),
     Model("qwen3_vl_moe", "Qwen3-VL-MoE, images", PUBLISHED_IMAGE_EXPERTS, quick=()),
     Model("glm4v", "GLM-4.1V, images", PUBLISHED_IMAGES, quick=()),
@@ -166,10 +179,21 @@ PUBLISHED_MODELS = (
     Model("gemma4_31b", "Gemma 4 31B", PUBLISHED_DENSE, quick=(ONE,), learning_rate=1 / 32, still=_GEMMA),
     Model("gemma4_26b", "Gemma 4 26B-A4B", (ONE, EP2, TP2_EP2), quick=(), learning_rate=1 / 32, still=_GEMMA),
     Model("gemma4_e2b", "Gemma 4 E2B", (*ONE_RANK, TP2, TP2_WHOLE), quick=(), learning_rate=1 / 32, still=_GEMMA),
+    Model("gemma4_12b", "Gemma 4 12B", PUBLISHED_DENSE, quick=(), learning_rate=1 / 32, still=_GEMMA),
+    Model("muse_glimmer", "Muse Glimmer", PUBLISHED_DENSE, quick=(ONE,), learning_rate=1 / 64, still=_MUSE),
+    Model("llama4_scout", "Llama 4 Scout", PUBLISHED_EXPERTS, quick=(ONE,), still=_LLAMA),
+    Model("llama4_maverick", "Llama 4 Maverick", PUBLISHED_EXPERTS, quick=(), still=_LLAMA),
     Model("minicpmv4_6", "MiniCPM-V 4.6", PUBLISHED_DENSE, quick=(ONE,), still=_MINICPM),
     Model("qwen3_omni_moe", "Qwen3-Omni", PUBLISHED_EXPERTS, quick=(ONE,), still=_SENSES),
     Model("qwen2_5_omni", "Qwen2.5-Omni", PUBLISHED_DENSE, quick=(ONE,), still=_SENSES),
     Model("glm4v_moe", "GLM-4.5V, images", PUBLISHED_IMAGE_EXPERTS, quick=()),
+    Model("kimi_k25", "Kimi-K2.5", PART_EXPERTS, quick=(ONE,)),
+    Model("kimi_vl", "Kimi-VL", PART_EXPERTS, quick=()),
+    Model("internvl_chat", "InternVL (internvl_chat)", PART_DENSE, quick=()),
+    Model("internvl_chat_moe", "InternVL (internvl_chat), experts", (ONE, TP2_EP2), quick=()),
+    Model("internvl_chat_qwen2", "InternVL (internvl_chat), Qwen2", (ONE, TP2_WHOLE), quick=()),
+    Model("ovis2_5", "Ovis2.5", PART_DENSE, quick=()),
+    Model("llava_onevision1_5", "LLaVA-OneVision-1.5", PART_DENSE, quick=()),
 )
 """Families and configurations beyond the kit's: ``tox -e families``."""
 
@@ -177,19 +201,21 @@ EVERY_MODEL = (*MODELS, *PUBLISHED_MODELS)
 
 WITH_ADAPTERS = (
     "glm4_5_air", "glm4_6", "olmoe", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "kimi_k2", "moonlight", "dots1",
-    "internlm3", "glm4_moe_lite", "internvl3_5", "minicpmv4_6",
-    "qwen2_5_omni", "qwen3_omni_moe",
+    "internlm3", "glm4_moe_lite", "internvl3_5", "gemma4_12b", "muse_glimmer", "minicpmv4_6", "qwen2_5_omni",
+    "qwen3_omni_moe",
 )  # fmt: skip
 """Published configurations of which ``tests/backends/megatron/lora`` trains adapters."""
 WITH_CACHE = (
     "glm4_5_air", "glm4_6", "minimax_m2", "qwen2_moe", "olmoe", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "hy_v3",
     "kimi_k2", "moonlight", "dots1", "internlm3", "mimo", "glm4", "glm4_moe_lite", "internvl3_5", "internvl3_5_moe",
-    "internvl3", "qwen2_5_omni", "qwen3_omni_moe",
+    "internvl3", "llama4_scout", "llama4_maverick", "kimi_k25", "kimi_vl", "internvl_chat", "internvl_chat_moe",
+    "internvl_chat_qwen2", "ovis2_5", "llava_onevision1_5", "qwen2_5_omni", "qwen3_omni_moe",
 )  # fmt: skip
 """Published configurations that ``tests/backends/megatron/generation`` generates with."""
 WITH_REPLAY = (
     "glm4_5_air", "gpt_oss", "minimax_m2", "qwen2_moe", "olmoe", "deepseek_v2", "ernie4_5_moe", "hy_v3", "qwen3_5_moe",
-    "kimi_k2", "dots1", "glm4_moe_lite", "qwen3_vl_moe", "glm4v_moe", "qwen3_omni_moe",
+    "kimi_k2", "dots1", "glm4_moe_lite", "qwen3_vl_moe", "glm4v_moe", "kimi_k25", "kimi_vl", "internvl_chat_moe",
+    "qwen3_omni_moe",
 )  # fmt: skip
 """Published configurations whose routing ``tests/backends/megatron/experts/test_published_routing.py`` replays."""
 

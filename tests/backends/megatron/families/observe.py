@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from anytron.proof.verification.gradients import computed_gradients
 from anytron.proof.verification.hugging_face import ExpectedGradients, expected_gradients
+from anytron.proof.verification.weights import stored_weights
 from anytron.run.trainer.updates import UpdatePlan
-from anytron.task.data.model_files import IDLE, as_known
+from anytron.task.data.model_files import as_known, composite
 from anytron.task.data.pretrained import logits_config, model_class, take_latent_epsilon
 from anytron_conformance.tiny_models import IMAGE_TOKEN
 
@@ -118,7 +119,11 @@ def hugging_face_logits(model: Path, batch: RaggedBatch, dtype: torch.dtype) -> 
     """What transformers computes, sequence by sequence: float32 ``[T, V]``."""
     whole = AutoConfig.for_model(**as_known(json.loads((model / "config.json").read_text(encoding="utf-8"))))
     config = logits_config(whole)
-    computed = model_class(config).from_pretrained(model, config=config, dtype=dtype).eval()
+    if composite(model) is None:
+        computed = model_class(config).from_pretrained(model, config=config, dtype=dtype).eval()
+    else:
+        given = {"state_dict": stored_weights(model)}
+        computed = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(None, config=config, dtype=dtype, **given)
     take_latent_epsilon(computed)
     images = batch.images or [None] * batch.num_sequences
     found = []
@@ -171,7 +176,8 @@ class Truth:
 
     Attributes:
         batch: The trajectories.
-        checkpoint: The model's tensors, without an Omni model's talker.
+        checkpoint: The model's tensors: of a directory with other models, the language model's; without an Omni
+            model's talker.
         logits: Hugging Face's, float32.
         half_logits: Hugging Face's in bfloat16.
         expected: Hugging Face's gradients, float32, and the trajectories with log-probs that are slightly off-policy
@@ -196,18 +202,12 @@ class Truth:
         """Compute it."""
         return cls(
             batch,
-            checkpoint_of(model),
+            stored_weights(model),
             hugging_face_logits(model, batch, torch.float32),
             hugging_face_logits(model, batch, torch.bfloat16),
             expected_gradients(model, None, torch.float32, batch),
             learning_rate,
         )
-
-
-def checkpoint_of(model: Path) -> Weights:
-    """Read the tensors of a directory that training ranks hold: all but an Omni model's talker."""
-    files = [load_file(file) for file in sorted(model.glob("*.safetensors"))]
-    return {name: tensor for file in files for name, tensor in file.items() if not name.startswith(IDLE)}
 
 
 def compare(one: Observation, first: Observation, truth: Truth) -> Figures:

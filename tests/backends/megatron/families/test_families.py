@@ -43,6 +43,7 @@ every_model = pytest.mark.parametrize(
 QWEN3 = MODELS[0]
 (QWEN3_NEXT,) = (model for model in MODELS if model.name == "qwen3_next")
 (SPARSE,) = (model for model in EVERY_MODEL if model.name == "deepseek_v32")
+(HYBRID,) = (model for model in EVERY_MODEL if model.name == "nemotron3")
 (GLM4_6,) = (model for model in EVERY_MODEL if model.name == "glm4_6")
 
 
@@ -221,6 +222,38 @@ def test_an_indexer_that_chooses_other_keys_is_noticed(
     figures = compare(one, one, truth)
     assert figures.logits > 1e-2
     assert figures.policy_gradients > 1e-2
+    assert figures.unequal == ()
+
+
+MAMBA = {
+    "states of neighbours": (
+        "anytron.kernels.state_space_scan:chunks_of",
+        "lambda original: lambda rows, tokens, cu_seqlens, device: original(rows, tokens, None, device)",
+        ONE,
+    ),
+    "chunks of context-parallel ranks in the wrong order": (
+        "anytron_megatron.patches.mamba:_order",
+        "lambda original: lambda rows, size, packed: original(rows, size, packed).sort().values",
+        CP2,
+    ),
+}
+"""What is replaced in Mamba layers and by what, and the layout that must show it."""
+
+
+@pytest.mark.families
+@pytest.mark.mcore
+@pytest.mark.skipif(HYBRID.refused, reason="refused with the installed megatron-core")
+@pytest.mark.parametrize("case", MAMBA)
+def test_mamba_layers_that_read_other_tokens_are_noticed(
+    case, ranks, truth_of, tiny_family, policy_loss, write_extension, tmp_path
+):
+    target, replacement, layout = MAMBA[case]
+    write_extension(target, replacement)
+    truth = truth_of(HYBRID)
+    one = observe(ranks, tiny_family(HYBRID.name), layout, truth, policy_loss, tmp_path)
+    figures = compare(one, one, truth)
+    assert figures.logits > 1e-4
+    assert figures.policy_gradients > 1e-3
     assert figures.unequal == ()
 
 

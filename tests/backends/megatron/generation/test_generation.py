@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from anytron.proof.verification.weights import stored_weights
 from anytron.run.trainer.updates import UpdatePlan
 from anytron.sequences.batch import RaggedBatch
 from anytron.workers.engines.rollout_engine import GenerationRequest, PromptInputs, SamplingParams
@@ -29,7 +30,6 @@ from tests.backends.megatron.families.layouts import (
     WITH_CACHE,
     Layout,
 )
-from tests.backends.megatron.families.observe import checkpoint_of
 from tests.backends.megatron.families.published import PUBLISHED
 from tests.backends.rollout.conftest import engine_for, run_config, write_weights
 
@@ -126,8 +126,8 @@ def hugging_face(tiny_family, tmp_path_factory):
         directory = tiny_family(model)
         tokenizer = {"path": str(directory), "dtype": "float32", "tokenizer": "sort_digits.py:tokenizer"}
         engine = engine_for(run_config(model=tokenizer, max_batch_size=64))
-        weights = tmp_path_factory.mktemp("hugging_face") / "weights.safetensors"
-        engine.load_weights(write_weights(weights, checkpoint_of(directory)))
+        file = tmp_path_factory.mktemp("hugging_face") / "weights.safetensors"
+        engine.load_weights(write_weights(file, stored_weights(directory)))
         engine.submit(requests)
         return dict(engine.poll(1.0))
 

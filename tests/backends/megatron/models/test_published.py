@@ -5,10 +5,9 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from transformers import AutoConfig
+from transformers import Gemma4UnifiedTextConfig
 
 from anytron_megatron.models.configuration import COMPLETED, completed
-from anytron_megatron.models.families import FAMILIES
 
 SOURCE = Path(importlib.util.find_spec("mcore_bridge").submodule_search_locations[0])
 ROTARY = {"rope_scaling", "hf_rope_scaling", "rope_parameters"}
@@ -65,15 +64,11 @@ def test_the_bridge_asserts_nothing_else_of_a_configuration():
     assert asserted == ASSERTED
 
 
-def test_fields_that_the_bridge_requires_and_transformers_leaves_null_are_asked_for():
-    required = {
-        name
-        for node in ast.walk(ast.parse((SOURCE / "config/parser.py").read_text()))
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_required"
-        for name in ast.literal_eval(node.value)
-    }
-    text = AutoConfig.for_model("qwen4_exp").get_text_config()
-    assert {name for name in required if getattr(text, name) is None} == set(FAMILIES["qwen4_exp"].wanted)
+def test_the_configuration_of_gemma_4_12b_lacks_what_the_bridge_reads():
+    """The patch ``megatron.mcore-bridge-head-sizes`` gives it these fields."""
+    for name in ("enable_moe_block", "hidden_size_per_layer_input"):
+        assert f"text_config.{name}" in (SOURCE / "model/mm_gpts/gemma4.py").read_text()
+        assert not hasattr(Gemma4UnifiedTextConfig(), name)
 
 
 @pytest.mark.parametrize("lacks", sorted(COMPLETED))

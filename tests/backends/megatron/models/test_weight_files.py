@@ -4,10 +4,13 @@ import json
 import shutil
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
+from anytron.task.data.model_files import read_config, tensor_names
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.models.weight_files import INDEX, SINGLE, weight_diagnostics
+from tests.backends.megatron.families.published import write_published_model
 
 JUDGED = ("llama", "qwen2", "qwen2_5", "qwen3", "qwen3_tied", "qwen3_moe", "deepseek_v3", "qwen2_5_vl")
 DOWN = "model.layers.1.mlp.down_proj.weight"
@@ -58,6 +61,26 @@ def test_expected_tensors_are_those_that_transformers_writes(family, tiny_family
     written = {name: tuple(tensor.shape) for name, tensor in load_file(directory / SINGLE).items()}
     assert expected_tensors(config_of(directory)) == written
     assert reasons(directory) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["kimi_k25", "kimi_vl", "internvl_chat", "internvl_chat_moe", "ovis2_5", "llava_onevision1_5"]
+)
+def test_of_a_directory_with_other_models_the_language_models_tensors_are_judged(name, tmp_path):
+    directory = write_published_model(name, tmp_path / name)
+    known, outer = read_config(directory), tensor_names(directory).outer
+
+    def found():
+        return [one.message for one in weight_diagnostics("model.path", directory, known)]
+
+    assert found() == []
+    lost = "model.layers.1.self_attn.o_proj.weight"
+    change(directory, lambda weights: weights.pop(outer(lost)))
+    (message,) = found()
+    assert f"tensors are missing: {lost}" in message
+    change(directory, lambda weights: weights.update({outer(f"{lost}_packed"): torch.ones(2)}))
+    (message,) = found()
+    assert "1 weights are packed integers, which mcore-bridge does not read" in message
 
 
 @pytest.mark.parametrize(

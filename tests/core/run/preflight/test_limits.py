@@ -9,6 +9,7 @@ from anytron.base.traits import ModelTraits, ParallelSizes
 from anytron.config.schema import RunConfig
 from anytron.device.platform import Feature, Limit, features_asked, limits_of
 from anytron.run.preflight.limits import limit_diagnostics
+from anytron.task.data.model_files import EXPERT_COUNTS
 from anytron_cpu import CpuPlatform
 
 QWEN = {"model_type": "qwen3", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 8}
@@ -52,6 +53,13 @@ def test_it_is_refused_at_its_key(feature):
     (found,) = limit_diagnostics(RunConfig.model_validate({**PLAIN, **asking}), Limited())
     assert (found.severity, found.key) == ("error", key)
     assert found.message == f"the platform cpu has no {feature.value}: not written yet"
+
+
+@pytest.mark.parametrize("field", EXPERT_COUNTS)
+def test_experts_are_counted_under_each_name(field):
+    asking = {"model": model(**{field: 4})}
+    (found,) = limit_diagnostics(RunConfig.model_validate({**PLAIN, **asking}), Limited())
+    assert found.message.startswith("the platform cpu has no mixture-of-experts")
 
 
 def test_a_replay_of_old_log_probs_is_one_too():
