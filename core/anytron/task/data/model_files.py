@@ -235,7 +235,7 @@ def published_config(directory: Path) -> dict[str, Any]:
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """Read a file with the content of a ``config.json``, whatever its name; otherwise as :func:`read_config`."""
+    """Read a file with the content of a ``config.json``, whatever its name; checked and known as a directory's."""
     return as_known(_checked(path, CONFIG_FILE))
 
 
