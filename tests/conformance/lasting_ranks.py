@@ -1,14 +1,17 @@
 """Worker processes that serve one platform after another, because a start takes longer than the work.
 
 An engine is built on the platform that its configuration names. What is imported and patched stays, so that a platform
-with patches of its own, or with another runtime, needs processes of its own.
+with patches of its own, or with another runtime, needs processes of its own. What :meth:`Mutant.breaks` exchanges is
+put back before the next engine is built.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -83,16 +86,22 @@ class ItsPlatform:
 
     def __init__(self):
         self._session = None
+        self._broken = ExitStack()
 
     def __call__(self, *, config, stack, process, init_method):
         """Arguments as the worker gives them, with the platform that it started with."""
+        self._broken.close()
+        name = config.platform.name
+        if (folder := str(Path(os.environ[FOLDER], name))) not in sys.path and Path(folder).is_dir():
+            sys.path.append(folder)
+        for found in entry_points(group="anytron.platforms", name=name) if Path(folder).is_dir() else ():
+            self._broken.enter_context(found.load().breaks(process.role))
         if process.role != "trainer":
             return self.make(config, stack, process, init_method)
-        if self._session is None or self._session.platform.name != config.platform.name:
+        if self._session is None or self._session.platform.name != name:
             from anytron_megatron.portable_te.binding import bind
 
-            sys.path.append(str(Path(os.environ[FOLDER], config.platform.name)))
-            self._session = open_session(config.platform.name, config.platform.options, config.engine.name)
+            self._session = open_session(name, config.platform.options, config.engine.name)
             Kernels.hooks = self._session.hooks
             stack.ledger.context = replace(stack.ledger.context, platform=self._session.platform, kernels=Kernels())
             bind(Kernels(), self._session.platform.runtime().device_type)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from anytron_cpu import CpuPlatform
 
 
@@ -20,6 +22,11 @@ class Mutant(CpuPlatform):
     rule = ""
     says = ""
     extensions: dict[str, object] = {}  # noqa: RUF012
+
+    @classmethod
+    def breaks(cls, role):
+        """Break a process of a role, by a context manager, while an engine of this platform is in use there."""
+        return nullcontext()
 
     def __init_subclass__(cls, **arguments):
         super().__init_subclass__(**arguments)

@@ -72,16 +72,23 @@ def write_models(folder: Path) -> None:
     turn_last_layers_into_prediction_modules(model, 1)
 
 
-def configuration(name: str, platform: str, output: Path, models: Path) -> dict[str, Any]:
+def configuration(
+    name: str,
+    platform: str,
+    output: Path,
+    models: Path,
+    runs: Mapping[str, tuple[str, Mapping[str, Any]]] = RUNS,
+) -> dict[str, Any]:
     """Give the tree of a run's file.
 
     Args:
-        name: A key of :data:`RUNS`.
+        name: A key of ``runs``.
         platform: Name of the platform.
         output: ``trainer.output_dir``.
         models: What :func:`write_models` has written.
+        runs: The runs by name.
     """
-    example, changes = RUNS[name]
+    example, changes = runs[name]
     tree = yaml.safe_load((EXAMPLES / f"{example}.yaml").read_text(encoding="utf-8"))
     for sections in (SMALL, changes, {"platform": {"name": platform}, "trainer": {"output_dir": str(output)}}):
         tree = _merged(tree, sections)

@@ -12,7 +12,10 @@ from tests.slow import slow_but
 REPRESENTATIVE = {
     engine_mutants.AdamWithoutDecay: ("qwen3", {"optimizer-update"}),
     kernel_mutants.EntropyDoesNotLearn: ("qwen3", {"hf-gradients"}),
-    sequence_mutants.RollsLabels: ("qwen3", {"hf-log-probs", "hf-gradients", "rollout-equals-training"}),
+    sequence_mutants.RollsLabels: (
+        "qwen3",
+        {"hf-log-probs", "hf-gradients", "rollout-equals-training", "rollout-follows-updates"},
+    ),
     engine_mutants.UntaughtCritic: ("critic", {"critic-gradients"}),
     engine_mutants.ForgottenAdapters: ("dropout", {"adapters-equal-merged"}),
     engine_mutants.UntaughtModules: ("mtp", {"multi-token-prediction"}),

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -38,9 +39,12 @@ from tests.conformance import (
     sequence_mutants,
 )
 from tests.conformance.lasting_ranks import LastingProcesses
-from tests.conformance.mutant import Mutant, mutants_of
-from tests.conformance.runs import ROOT, SAME, configuration, write_models
+from tests.conformance.mutant import Mutant, Unbroken, mutants_of
+from tests.conformance.runs import ROOT, RUNS, SAME, configuration, write_models
 from tests.warm_python import WarmPopen, end_server
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 LIMIT = FACTORS["float32"]
 """Relative difference of a metric that is no rounding: as ``anytron verify`` takes it."""
@@ -100,11 +104,14 @@ class Laboratory:
 
     Args:
         scratch: A directory.
+        runs: The runs by name.
     """
 
-    def __init__(self, scratch: Path) -> None:
-        self._scratch = scratch
+    def __init__(self, scratch: Path, runs: Mapping[str, tuple[str, Mapping[str, Any]]] = RUNS) -> None:
+        self._scratch, self._runs = scratch, runs
+        self._mutant: type[Mutant] = Unbroken
         self._healthy: dict[str, list[dict[str, float]]] = {}
+        self._own = False  # whether the platform that is looked at needs processes of its own
 
     def __enter__(self):
         write_models(self._scratch / "models")
@@ -144,9 +151,11 @@ class Laboratory:
 
     def _of_the_processor(self, run: str) -> list[dict[str, float]]:
         if run not in self._healthy:
-            LastingProcesses.end_all()  # they may have a mutant's patches, and a mutant needs its own
+            if self._own:
+                LastingProcesses.end_all()  # they may have a mutant's patches, and a mutant needs its own
             self._healthy[run] = self._train(run, CpuPlatform.name)
-            LastingProcesses.end_all()
+            if self._own:
+                LastingProcesses.end_all()
         return self._healthy[run]
 
     def _check_that_the_processor_still_runs(self, run: str) -> None:
@@ -179,11 +188,12 @@ class Laboratory:
     def _opened(self, run: str, platform: str):
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
             file = Path(folder, "run.yaml")
-            tree = configuration(run, platform, Path(folder, "output"), self._scratch / "models")
+            tree = configuration(run, platform, Path(folder, "output"), self._scratch / "models", self._runs)
             file.write_text(yaml.safe_dump(tree), encoding="utf-8")
-            opened = open_run(file, [])
-            refuse(opened.diagnostics)
-            yield opened
+            with self._mutant.breaks("driver") if platform == self._mutant.name else contextlib.nullcontext():
+                opened = open_run(file, [])
+                refuse(opened.diagnostics)
+                yield opened
 
     @contextlib.contextmanager
     def _installed(self, mutant: type[Mutant]):
@@ -194,8 +204,11 @@ class Laboratory:
         lines += [f"{name} = {mutant.__module__}:{type(one).__name__}" for name, one in mutant.extensions.items()]
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {mutant.name}\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
-        own = any(getattr(mutant, name, None) is not getattr(CpuPlatform, name, None) for name in OF_A_PROCESS)
+        own = self._own = any(
+            getattr(mutant, name, None) is not getattr(CpuPlatform, name, None) for name in OF_A_PROCESS
+        )
         sys.path.append(str(folder))
+        self._mutant = mutant
         if own:
             LastingProcesses.end_all()
         try:

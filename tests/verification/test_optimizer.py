@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from anytron.config.running import OptimizerSection
-from anytron.proof.verification.updates import VISIBLE, compare_moves
+from anytron.kernels.fused import adam
+from anytron.proof.verification.updates import VISIBLE, compare_moves, compare_norms
 
 SECTION = OptimizerSection(**VISIBLE)
 NAMES = ("model.embed_tokens.weight", "model.layers.0.mlp.down_proj.weight", "model.norm.weight")
@@ -35,7 +36,7 @@ def first_adam_update(weight, gradient, *, decay=True, corrected=True, lr=SECTIO
 
 
 def compare(after, *, section=SECTION, dtype="float32", before=None, given=None):
-    return compare_moves("check", before or weights(), after, given or gradients(), section=section, dtype=dtype)
+    return compare_moves("check", [before or weights(), after], [given or gradients()], section=section, dtype=dtype)
 
 
 def updated(**fault):
@@ -123,3 +124,42 @@ def test_bfloat16_weights_are_rounded_after_the_update():
         for name, weight in before.items()
     }
     assert compare(slow, before=before, dtype="bfloat16").status == "failed"
+
+
+def two_updates(*, forgets):
+    """Weights before and after each of two updates by the Adam kernel; it may keep no second moments."""
+    weight = weights()[NAMES[1]]
+    kept, moments = [{NAMES[1]: weight.clone()}], [torch.zeros_like(weight), torch.zeros_like(weight)]
+    given = [{NAMES[1]: gradients()[NAMES[1]]}, {NAMES[1]: 3.0 * gradients()[NAMES[1]].roll(1, 0)}]
+    for step, gradient in enumerate(given, start=1):
+        settings = {"lr": SECTION.lr, "beta1": SECTION.beta1, "beta2": SECTION.beta2, "eps": SECTION.eps}
+        adam(
+            [weight],
+            [gradient[NAMES[1]]],
+            [moments[0]],
+            [moments[1].clone() if forgets else moments[1]],
+            step=step,
+            weight_decay=SECTION.weight_decay,
+            decoupled=True,
+            bias_correction=True,
+            **settings,
+        )
+        kept.append({NAMES[1]: weight.clone()})
+    return kept, given
+
+
+def test_what_the_optimizer_does_not_keep_shows_in_the_second_update():
+    kept, given = two_updates(forgets=True)
+    assert compare_moves("check", kept[:2], given[:1], section=SECTION, dtype="float32").status == "passed"
+    result = compare_moves("check", kept, given, section=SECTION, dtype="float32")
+    assert result.status == "failed"
+    assert "1 of 1 weights after 2 updates" in result.detail
+    kept, given = two_updates(forgets=False)
+    assert compare_moves("check", kept, given, section=SECTION, dtype="float32").status == "passed"
+
+
+def test_the_norm_by_which_gradients_are_clipped_is_compared():
+    assert compare_norms("check", [(2.0, 2.00001), (1.0, 1.0)], dtype="float32").status == "passed"
+    result = compare_norms("check", [(2.0, 2.0), (1.0, 1.4)], dtype="float32")
+    assert result.status == "failed"
+    assert result.detail == "gradients are clipped by a norm of 1, but the norm of the exported ones is 1.4"

@@ -2,64 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
-from anytron.base.components import TRAINING_ENGINES
-from anytron.base.errors import AnytronError
 from anytron.config.running import ParallelSection
 from anytron.proof.checks import Check, Inapplicable, Report, make
-from anytron.proof.verification import roles
+from anytron.proof.shrinking.weights import draw_telling_values
+from anytron.proof.verification import roles, updates
 from anytron.proof.verification.comparisons import (
     compare_logits,
     compare_observations,
+    compare_sampled,
     compare_token_outputs,
-    largest,
     measured,
-    tolerance,
 )
 from anytron.proof.verification.empty_shares import check_empty_shares
 from anytron.proof.verification.engines import (
     MAX_NEW_TOKENS,
-    Engines,
-    Forward,
-    Observation,
-    Trajectories,
     first_sequences,
     observe,
-    observe_forward,
-    sample_trajectories,
+    observe_on_one_rank,
 )
-from anytron.proof.verification.gradients import check_gradients, compare_recomputed, own_gradients
-from anytron.proof.verification.logits import logits_of_transformers
+from anytron.proof.verification.gradients import compare_recomputed, own_gradients
+from anytron.proof.verification.objective import check_advantages, check_loss
 from anytron.proof.verification.prediction import check_prediction, trains_modules
-from anytron.proof.verification.updates import check_adapters, check_optimizer, with_visible_update, without_dropout
+from anytron.proof.verification.shared import ExecutorMaker, Shared
 from anytron.proof.verification.weights import compare_weights, stored_weights
 from anytron.run.preflight.capabilities import compares_weights, shows_gradients
-from anytron.run.preflight.limits import NotPossible, adapted
 from anytron.run.preflight.prepare import prepare
 from anytron.run.trainer.models import model_directory, write_random_model
-from anytron.run.trainer.workers import TrainingWorkers
-from anytron.workers.executor.protocol import GroupSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    import torch
 
     from anytron.base.results import Result
     from anytron.config.schema import RunConfig
     from anytron.device.loading import Session
     from anytron.proof.checks import Watcher
-    from anytron.run.preflight.prepare import PreparedRun
-    from anytron.workers.executor.protocol import Executor
-
-    ExecutorMaker = Callable[[RunConfig, Session], Executor]
-
-Value = TypeVar("Value")
-
-_OUT_OF_MEMORY = ("out of memory", "OutOfMemory")
 
 
 def verify(config: RunConfig, session: Session, make_executor: ExecutorMaker, watcher: Watcher) -> Report:
@@ -83,11 +62,12 @@ def verify(config: RunConfig, session: Session, make_executor: ExecutorMaker, wa
     changed: dict[str, object] = {"quantization": None}  # rounding would hide differences between the engines
     if config.supervised:  # it says nothing of responses
         changed["max_new_tokens"] = MAX_NEW_TOKENS
-    config = config.model_copy(update={"rollout": config.rollout.model_copy(update=changed)})
+    rollout, algorithm = config.rollout.model_copy(update=changed), config.corrected_algorithm
+    config = config.model_copy(update={"rollout": rollout, "algorithm": algorithm})
     prepared = prepare(config)
-    write_random_model(config, prepared.tokenizer)
+    write_random_model(config, prepared.tokenizer, draw_telling_values)
     random = roles.with_drawn_head(config)
-    config = without_dropout(random)
+    config = updates.without_dropout(random)
     watcher.begins("starting the engines")
     with make_executor(config, session) as executor:
         run = _Run(config, random, session, make_executor, executor, prepared)
@@ -106,33 +86,8 @@ def _require(part: object, reason: str) -> None:
         raise Inapplicable(reason)
 
 
-class _Run:
-    """The checks and what they share: the engines, the trajectories, and values of the configured engine.
-
-    Attributes:
-        kernels: Plugins that supplied each kernel of the configured training engine, by the kernel's name.
-    """
-
-    def __init__(
-        self,
-        config: RunConfig,
-        random: RunConfig,
-        session: Session,
-        make_executor: ExecutorMaker,
-        executor: Executor,
-        prepared: PreparedRun,
-    ) -> None:
-        self._config = config
-        self._random = random  # with its dropout
-        self._session = session
-        self._make_executor = make_executor
-        self._prepared = prepared
-        self._engines = Engines(config, executor)
-        self._check = ""
-        self._failed: list[str] = []
-        self._shared: dict[str, Any] = {}
-        self._lost: dict[str, str] = {}
-        self.kernels = self._engines.kernels
+class _Run(Shared):
+    """The checks."""
 
     def results(self, check: Check) -> Iterator[Result]:
         """Make a check."""
@@ -141,6 +96,17 @@ class _Run:
             if result.status == "failed":
                 self._failed.append(check.name)
             yield result
+
+    @check("advantages")
+    def advantages(self, name: str) -> Result:
+        """Compare the advantages of made-up responses with their definition."""
+        _require(not self._config.supervised, "the run has no rewards")
+        return check_advantages(name, self._config)
+
+    @check("loss")
+    def loss(self, name: str) -> Result:
+        """Compare the loss of made-up responses, and its gradient, with its definition."""
+        return check_loss(name, self._config)
 
     @check("mask-conformance")
     def mask_conformance(self, name: str) -> Result:
@@ -227,37 +193,46 @@ class _Run:
     def optimizer_update(self, name: str) -> Result:
         """Compare how one update changes each weight with how torch's optimizer changes it."""
         self._require_gradients()
-        wanted = with_visible_update(self._config)
+        wanted = updates.with_visible_update(self._config)
         config = self._adapted(
             wanted, "", lambda one: (one.optimizer, one.critic), "the check needs a higher lr and weight decay"
         )
         self._forward()
         self._gradients()
-        return check_optimizer(name, config, self._engines.trainer_to_update(config), self._trajectories().batch)
+        return updates.check_optimizer(
+            name, config, self._engines.trainer_to_update(config), self._trajectories().batch
+        )
 
     @check("adapters-equal-merged")
     def adapters_equal_merged(self, name: str) -> Result:
         """Compare adapters that are not 0 with transformers' model of the merged weights."""
         _require(self._config.model.lora, "the run trains no adapters (model.lora)")
-        wanted = with_visible_update(self._config)
+        wanted = updates.with_visible_update(self._config)
         config = self._adapted(wanted, "optimizer", lambda one: one.optimizer, "the check needs a higher lr")
         self._forward()
         batch = self._trajectories().batch
-        result = check_adapters(name, config, self._engines.trainer_to_update(config), batch)
+        result = updates.check_adapters(name, config, self._engines.trainer_to_update(config), batch)
         return self._after(("hf-gradients",), result)
 
     @check("rollout-equals-training")
     def rollout_equals_training(self, name: str) -> Result:
         """Compare log-probs of sampled tokens: the rollout engine's and the training engine's."""
         batch = self._trajectories().batch
-        assert batch.rollout_log_probs is not None
-        drawn = batch.response_mask
         own = self._forward().by_temperature[self._config.rollout.temperature].log_probs
         assert own is not None
-        seen, computed = batch.rollout_log_probs[drawn], own[drawn]
-        limit = tolerance(self._config.model.dtype, seen)
-        detail = f"{int(drawn.sum())} sampled tokens of {batch.num_sequences} responses"
-        return measured(name, largest(seen - computed), limit, detail)
+        return compare_sampled(name, self._config.model.dtype, batch, own, f"of {batch.num_sequences} responses")
+
+    @check("rollout-follows-updates")
+    def rollout_follows_updates(self, name: str) -> Result:
+        """Update the weights, give them to the rollout engine, sample again, and compare the new log-probs."""
+        wanted = updates.with_visible_update(self._config)
+        config = self._adapted(wanted, "", lambda one: one.optimizer, "the check needs a higher lr")
+        batch = self._trajectories().batch
+        self._forward()
+        if shows_gradients(self._config):
+            self._gradients()
+        trainer = self._engines.trainer_to_update(config)
+        return updates.check_following(name, config, trainer, batch, lambda trainer: self._sampled(trainer).batch)
 
     @check("empty-shares")
     def empty_shares(self, name: str) -> Result:
@@ -314,86 +289,8 @@ class _Run:
         )
         own, batch = self._own(), self._trajectories().batch
         self._engines.close()
-        try:
-            with self._make_executor(config, self._session) as executor:
-                group = executor.start(GroupSpec("trainer", TRAINING_ENGINES, config.engine.name, 1))
-                found = observe(TrainingWorkers.of(group), config, batch)
-        except AnytronError as error:
-            if any(words in str(error) for words in _OUT_OF_MEMORY):
-                raise Inapplicable("one rank cannot hold the model") from error
-            raise
+        found = observe_on_one_rank(config, self._make_executor(config, self._session), batch)
         return compare_observations(name, config.model.dtype, own, found, f"{ranks} ranks and one")
-
-    def _after(self, checks: tuple[str, ...], result: Result) -> Result:
-        """Add to a result of wrong gradients which values are already wrong."""
-        cause = next((one for one in checks if one in self._failed), None)
-        if result.status != "failed" or cause is None:
-            return result
-        why = f"begin with {cause}: gradients of wrong values are wrong too"
-        return replace(result, detail=f"{why}; {result.detail}")
-
-    def _adapted(self, wanted: RunConfig, key: str, value: Callable[[RunConfig], object], why: str) -> RunConfig:
-        """Let the plugins adapt a configuration, or skip the check, with the reason."""
-        try:
-            return adapted(wanted, self._session, key, value)
-        except NotPossible as reason:
-            raise Inapplicable(f"{why}: {reason}") from reason
-
-    def _require_gradients(self) -> None:
-        """Skip the check if the engine has no gradients to show."""
-        if not shows_gradients(self._config):
-            raise Inapplicable(f"the engine {self._config.engine.name} lacks the capability gradients")
-
-    def _trajectories(self) -> Trajectories:
-        return self._once(
-            "responses", lambda: sample_trajectories(self._config, self._prepared, self._engines.rollout())
-        )
-
-    def _their_logits(self) -> tuple[torch.Tensor, str]:
-        own, sampled = (self._config, self._session.platform, self._engines), self._trajectories()
-        return self._once("the logits of transformers", lambda: logits_of_transformers(*own, sampled))
-
-    def _forward(self) -> Forward:
-        batch = self._trajectories().batch
-        return self._once(
-            "the configured engine's log-probs", lambda: observe_forward(self._engines.trainer(), self._config, batch)
-        )
-
-    def _gradients(self) -> Result:
-        """Compare them with transformers'. Whoever needs gradients asks first: they may not be computable."""
-        batch = self._trajectories().batch
-        return self._once(
-            "the configured engine's gradients",
-            lambda: check_gradients("hf-gradients", self._config, self._engines.trainer(), batch),
-        )
-
-    def _values(self) -> Result:
-        batch = self._trajectories().batch
-        return self._once(
-            "the critic's values",
-            lambda: roles.check_values("critic-values", self._config, self._engines.trainer(), batch),
-        )
-
-    def _own(self) -> Observation:
-        self._forward()
-        batch = self._trajectories().batch
-        return self._once(
-            "the configured engine's update",
-            lambda: observe(self._engines.trainer_to_update(), self._config, batch),
-        )
-
-    def _once(self, what: str, compute: Callable[[], Value]) -> Value:
-        """Compute what several checks need when the first asks; if that fails, the others are not made."""
-        if what in self._lost:
-            raise Inapplicable(f"this check needs {what}, which could not be computed in the check {self._lost[what]}")
-        if what not in self._shared:
-            try:
-                self._shared[what] = compute()
-            except AnytronError:
-                self._lost[what] = self._check
-                raise
-        value: Value = self._shared[what]
-        return value
 
 
 CHECKS = tuple(one for one in vars(_Run).values() if isinstance(one, Check))

@@ -117,6 +117,23 @@ def compare_token_outputs(
     return measured(check, worst, limit, f"{names} of {len(places)} tokens: {'; '.join(parts)}")
 
 
+def compare_sampled(check: str, dtype: str, batch: RaggedBatch, log_probs: Tensor, what: str) -> Result:
+    """Compare the rollout engine's log-probs of the tokens that it sampled with the training engine's.
+
+    Args:
+        check: Name of the check.
+        dtype: The run's ``model.dtype``.
+        batch: Sampled responses, T tokens, with ``rollout_log_probs``.
+        log_probs: The training engine's log-probs, float32 ``[T]``.
+        what: What follows the number of tokens in the report.
+    """
+    assert batch.rollout_log_probs is not None
+    drawn = batch.response_mask
+    seen = batch.rollout_log_probs[drawn]
+    detail = f"{int(drawn.sum())} sampled tokens {what}"
+    return measured(check, largest(seen - log_probs[drawn]), tolerance(dtype, seen), detail)
+
+
 def compare_observations(check: str, dtype: str, own: Observation, found: Observation, what: str) -> Result:
     """Compare the absolute differences of log-probs and values, and the relative differences of gradient norms.
 

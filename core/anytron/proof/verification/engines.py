@@ -13,9 +13,11 @@ import torch
 from anytron.algorithms.advantages import broadcast_to_tokens
 from anytron.algorithms.losses import ValueLoss
 from anytron.algorithms.policy_loss import PolicyLoss
+from anytron.base.components import TRAINING_ENGINES
 from anytron.base.errors import AnytronError, EngineError
 from anytron.base.files import WEIGHTS, PrivateDirectory
 from anytron.base.seeds import derive_seed
+from anytron.proof.checks import Inapplicable
 from anytron.run.preflight.capabilities import compares_weights
 from anytron.run.rollout.turns import SingleTurns
 from anytron.run.trainer.experience import assemble, make_samples
@@ -23,6 +25,7 @@ from anytron.run.trainer.updates import UpdatePlan
 from anytron.run.trainer.weight_transfer import WeightTransfer
 from anytron.run.trainer.workers import TrainingWorkers, kernel_suppliers, start_workers
 from anytron.workers.engines.rollout_engine import PromptInputs
+from anytron.workers.executor.protocol import GroupSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,6 +39,9 @@ if TYPE_CHECKING:
     from anytron.sequences.batch import RaggedBatch, TokenOutputs
     from anytron.task.rewards.sample import Sample
     from anytron.workers.executor.protocol import Executor
+
+
+_OUT_OF_MEMORY = ("out of memory", "OutOfMemory")
 
 
 class Engines:
@@ -83,15 +89,19 @@ class Engines:
         self._built = None
         return trainer
 
-    def rollout(self) -> RolloutPool:
+    def rollout(self, trainer: TrainingWorkers | None = None) -> RolloutPool:
         """The rollout engine, with the training engine's weights.
+
+        Args:
+            trainer: Training ranks whose weights have changed; the next check gets the first weights again. None = the
+                weights that the run begins with.
 
         Raises:
             TransferError: The rollout engine holds different weights.
         """
         self._start_if_ended()
-        if not self._has_weights:
-            self.give_weights()
+        if trainer is not None or not self._has_weights:
+            self.give_weights(trainer)
         return self._rollout
 
     def reward_model(self) -> RewardModelRanks:
@@ -100,17 +110,17 @@ class Engines:
         assert self._reward_model is not None
         return self._reward_model
 
-    def give_weights(self) -> None:
-        """Load the weights into the rollout engine; if it can return its weights, compare them.
+    def give_weights(self, trainer: TrainingWorkers | None = None) -> None:
+        """Load weights (:meth:`rollout`) into the rollout engine; if it can return its weights, compare them.
 
         Raises:
             TransferError: The rollout engine holds different weights.
         """
-        trainer = self.trainer()
+        changed, trainer = trainer is not None, trainer or self.trainer()
         with PrivateDirectory(WEIGHTS) as exchange:
             transfer = WeightTransfer.from_config(self._config, self._executor, exchange.path, lambda _: None)
             self._rollout.load_weights(transfer.of(trainer, compared=compares_weights(self._config)))
-        self._has_weights = True
+        self._has_weights = not changed
 
     def close(self) -> None:
         """Close all engines and end their processes, to free the memory for another check."""
@@ -230,6 +240,28 @@ def observe(trainer: TrainingWorkers, config: RunConfig, batch: RaggedBatch) -> 
         _require_update(metrics, "update_critic", "critic/", "critic/loss")
         grad_norms["critic's gradient"] = metrics["critic/grad_norm"]
     return Observation(outputs, grad_norms)
+
+
+def observe_on_one_rank(config: RunConfig, executor: Executor, batch: RaggedBatch) -> Observation:
+    """Observe one rank that holds the whole model, in a process that ends afterwards.
+
+    Args:
+        config: Configuration with one training rank.
+        executor: An executor that has started nothing.
+        batch: Sampled responses.
+
+    Raises:
+        Inapplicable: One rank has too little memory.
+        EngineError: A loss or a gradient is not finite.
+    """
+    try:
+        with executor:
+            group = executor.start(GroupSpec("trainer", TRAINING_ENGINES, config.engine.name, 1))
+            return observe(TrainingWorkers.of(group), config, batch)
+    except AnytronError as error:
+        if any(words in str(error) for words in _OUT_OF_MEMORY):
+            raise Inapplicable("one rank cannot hold the model") from error
+        raise
 
 
 def _require_update(metrics: Mapping[str, float], where: str, prefix: str, loss: str) -> None:

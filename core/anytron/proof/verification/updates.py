@@ -1,4 +1,4 @@
-"""Compare one update of the weights with torch's optimizer, and the adapters after an update with transformers.
+"""Compare updates of the weights with torch's optimizer, and the adapters after an update with transformers.
 
 New adapters are 0: they do not change the forward pass, and one of their two factors has no gradient. So adapters are
 compared after an update.
@@ -6,6 +6,8 @@ compared after an update.
 
 from __future__ import annotations
 
+import itertools
+import math
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +16,7 @@ import torch
 
 from anytron.base.errors import ResourceError
 from anytron.base.results import Result, of_error
-from anytron.proof.verification.comparisons import FACTORS, joined, largest, measured, tolerance
+from anytron.proof.verification.comparisons import FACTORS, compare_sampled, joined, largest, measured, tolerance
 from anytron.proof.verification.engines import VALUE_LOSS, off_value, plan_of
 from anytron.proof.verification.gradients import adapter_gradients, compare_gradients, computed_gradients, own_batch
 from anytron.proof.verification.hugging_face import LOSS, expected_gradients
@@ -23,13 +25,14 @@ from anytron.run.preflight.capabilities import shows_gradients
 from anytron.run.trainer.models import model_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
     from anytron.algorithms.contract import LossFunction
     from anytron.config.running import OptimizerSection
     from anytron.config.schema import RunConfig
+    from anytron.run.trainer.updates import UpdatePlan
     from anytron.run.trainer.workers import TrainingWorkers
     from anytron.sequences.batch import RaggedBatch
     from anytron.workers.engines.training_engine import UpdatedModel
@@ -37,6 +40,10 @@ if TYPE_CHECKING:
 
 VISIBLE = {"lr": 1e-2, "min_lr": 1e-2, "schedule": "constant", "warmup_steps": 0, "weight_decay": 0.1}
 """Settings with which an update moves weights by more than their rounding; all other settings are the run's."""
+UPDATES = 2
+"""Updates that are compared: in the first, a fault in what the optimizer keeps for the next one would not show."""
+NORM_FACTORS = {"float32": 1e-4, "bfloat16": 2e-2}
+"""Allowed relative difference of the norm by which gradients are clipped, by the weights' element type."""
 SHOWN = 3
 _NOISE = 1e-3
 """Part of a weight's largest gradient by which the gradient in the update may differ from the exported one: some
@@ -54,7 +61,9 @@ def with_visible_update(config: RunConfig) -> RunConfig:
 
 
 def check_optimizer(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> Result:
-    """Compare, for policy and critic, how one update changes the weights with what torch's optimizer would do.
+    """Compare, for policy and critic, how updates change the weights with what torch's optimizer would do.
+
+    The norm by which the engine clips gradients is compared with the norm of the exported gradients.
 
     Args:
         check: Name of the check.
@@ -67,25 +76,37 @@ def check_optimizer(check: str, config: RunConfig, trainer: TrainingWorkers, bat
     """
     directory = Path(config.trainer.output_dir)
     plan = plan_of(trainer, config)
-    batch = own_batch(config, trainer, plan, batch)
     results = []
     for model, section in _optimizers(config):
-        loss: LossFunction = LOSS
-        if model == "critic":
-            values = trainer.with_values(batch, plan).values
-            assert values is not None, "the ranks compute them"
-            loss, batch = VALUE_LOSS, off_value(batch, values)
-        before = _weights(trainer, config, model, directory)
-        gradients, _ = computed_gradients(trainer, plan, batch, directory, loss, model=model, additions="all")
-        if model == "policy":
-            grad_norm = trainer.update(batch, plan, loss)["grad_norm"]
-        else:
-            grad_norm = trainer.update_critic(batch, plan, loss)["critic/grad_norm"]
-        after = _weights(trainer, config, model, directory)
-        factor = min(1.0, (section.clip_grad or float("inf")) / (grad_norm + 1e-6))
-        clipped = {name: factor * gradient for name, gradient in gradients.items()}
-        results.append(compare_moves(check, before, after, clipped, section=section, dtype=config.model.dtype))
+        weights, gradients, norms = [_weights(trainer, config, model, directory)], [], []
+        for _ in range(UPDATES):
+            given, loss = _off_policy(config, trainer, plan, batch, model)
+            found, _ = computed_gradients(trainer, plan, given, directory, loss, model=model, additions="all")
+            if model == "policy":
+                grad_norm = trainer.update(given, plan, loss)["grad_norm"]
+            else:
+                grad_norm = trainer.update_critic(given, plan, loss)["critic/grad_norm"]
+            if config.model.lora is None:  # the file of an adapter has copies of some factors
+                norms.append((grad_norm, math.sqrt(sum(float(one.double().square().sum()) for one in found.values()))))
+            factor = min(1.0, (section.clip_grad or float("inf")) / (grad_norm + 1e-6))
+            gradients.append({name: factor * gradient for name, gradient in found.items()})
+            weights.append(_weights(trainer, config, model, directory))
+        norm = compare_norms(check, norms, dtype=config.model.dtype) if norms else None
+        moves = compare_moves(check, weights, gradients, section=section, dtype=config.model.dtype)
+        results.append(norm if norm is not None and norm.status == "failed" else moves)
     return joined(results)
+
+
+def _off_policy(
+    config: RunConfig, trainer: TrainingWorkers, plan: UpdatePlan, batch: RaggedBatch, model: UpdatedModel
+) -> tuple[RaggedBatch, LossFunction]:
+    """Make a mini-batch that is slightly off the model's present weights, and choose the loss of the model."""
+    batch = own_batch(config, trainer, plan, batch)
+    if model == "policy":
+        return batch, LOSS
+    values = trainer.with_values(batch, plan).values
+    assert values is not None, "the ranks compute them"
+    return off_value(batch, values), VALUE_LOSS
 
 
 def _optimizers(config: RunConfig) -> Iterator[tuple[UpdatedModel, OptimizerSection]]:
@@ -94,38 +115,51 @@ def _optimizers(config: RunConfig) -> Iterator[tuple[UpdatedModel, OptimizerSect
         yield "critic", config.critic.optimizer
 
 
+def compare_norms(check: str, norms: Sequence[tuple[float, float]], *, dtype: str) -> Result:
+    """Compare the norms that an engine computes of its gradients, for clipping, with the norms of these gradients.
+
+    Args:
+        check: Name of the check.
+        norms: For each update, the engine's L2 norm and that of the exported gradients.
+        dtype: Element type of the weights.
+    """
+    found, right = max(norms, key=lambda pair: abs(pair[0] - pair[1]) / max(pair[1], 1e-12))
+    detail = f"gradients are clipped by a norm of {found:.6g}, but the norm of the exported ones is {right:.6g}"
+    return measured(check, abs(found - right) / max(right, 1e-12), NORM_FACTORS[dtype], detail)
+
+
 def compare_moves(
     check: str,
-    before: Mapping[str, Tensor],
-    after: Mapping[str, Tensor],
-    gradients: Mapping[str, Tensor],
+    weights: Sequence[Mapping[str, Tensor]],
+    gradients: Sequence[Mapping[str, Tensor]],
     *,
     section: OptimizerSection,
     dtype: str,
 ) -> Result:
-    """Compare how one update changes weights with an update by torch's optimizer, in float64 and from a new state.
+    """Compare how updates change weights with updates by torch's optimizer, in float64 and from a new state.
 
     Args:
         check: Name of the check.
-        before: Weights before the update, by name.
-        after: The same weights after the update.
-        gradients: Gradients after clipping, float32, of every weight that is trained, by the same names.
+        weights: Weights by name before the first update, and after each update.
+        gradients: For each update, the gradients after clipping, float32, of every weight that is trained, by the same
+            names.
         section: The configuration of the optimizer.
         dtype: Element type of the weights.
     """
-    size = max((largest(gradient) for gradient in gradients.values()), default=0.0)
+    size = max((largest(gradient) for update in gradients for gradient in update.values()), default=0.0)
     differences = {
-        name: _difference(before[name], after[name], gradient, size, section, name)
-        for name, gradient in gradients.items()
+        name: _difference([one[name] for one in weights], [one[name] for one in gradients], size, section, name)
+        for name in gradients[0]
     }
     limit = 10 * FACTORS[dtype]
     worst = sorted(differences, key=lambda name: -differences[name])
     wrong = [name for name in worst if not differences[name] <= limit]
     torchs = "AdamW" if section.name == "adam" else "SGD"
-    what = f"{len(worst)} weights after one update with lr {section.lr:g} and weight decay {section.weight_decay:g}"
+    updates = "one update" if len(gradients) == 1 else f"{len(gradients)} updates"
+    what = f"{len(worst)} weights after {updates} with lr {section.lr:g} and weight decay {section.weight_decay:g}"
     if not wrong:
         return measured(check, differences[worst[0]], limit, f"{what}, the worst is {worst[0]}")
-    still = sum(torch.equal(before[name], after[name]) for name in wrong)
+    still = sum(torch.equal(weights[0][name], weights[-1][name]) for name in wrong)
     named = ", ".join(f"{name} by {differences[name]:.2g} of its step" for name in wrong[:SHOWN])
     detail = f"{len(wrong)} of {what} differ from torch's {torchs} with the same gradients, {named}"
     detail += f"; {still} of them have not moved" if still else ""
@@ -133,32 +167,52 @@ def compare_moves(
 
 
 def _difference(
-    before: Tensor, after: Tensor, gradient: Tensor, size: float, section: OptimizerSection, name: str
+    weights: Sequence[Tensor], gradients: Sequence[Tensor], size: float, section: OptimizerSection, name: str
 ) -> float:
     """The largest error of a weight's entries, as a part of the largest step that one of them takes.
 
-    Rounding, and the effect of a possible error of the gradient, are subtracted.
+    Rounding, and the effect of a possible error of the gradients, are subtracted.
     """
     # A file may have the biases of all experts in one tensor (gate_up_proj_bias of gpt-oss); each has one dimension.
-    decay = 0.0 if before.ndim == 1 or name.endswith((".bias", "_bias")) else section.weight_decay
-    start, exact = before.double(), gradient.double()
-    noise = _NOISE * largest(exact) + _NOISE_OF_ALL * size
-    move = _moved(section, start, exact, decay)
-    allowed = torch.stack([(_moved(section, start, exact + by, decay) - move).abs() for by in (noise, -noise)]).amax(0)
-    rounding = torch.finfo(before.dtype).eps * (start + move).abs()
-    error = (after.double() - start - move).abs() - allowed - rounding
-    return float(error.max().clamp(min=0.0) / max(largest(move), 1e-12)) if bool(error.isfinite().all()) else torch.inf
+    decay = 0.0 if weights[0].ndim == 1 or name.endswith((".bias", "_bias")) else section.weight_decay
+    exact = [gradient.double() for gradient in gradients]
+    noises = [_NOISE * largest(gradient) + _NOISE_OF_ALL * size for gradient in exact]
+    starts = [one.double() for one in weights[:-1]]
+    moves = _moves(section, starts, exact, decay)
+    others = [
+        _moves(
+            section, starts, [one + sign * noise for one, sign, noise in zip(exact, signs, noises, strict=True)], decay
+        )
+        for signs in itertools.product((1, -1), repeat=len(exact))
+    ]
+    worst = 0.0
+    for number, (start, move, after) in enumerate(zip(starts, moves, weights[1:], strict=True)):
+        allowed = torch.stack([(other[number] - move).abs() for other in others]).amax(0)
+        rounding = torch.finfo(after.dtype).eps * (start + move).abs()
+        error = (after.double() - start - move).abs() - allowed - rounding
+        if not bool(error.isfinite().all()):
+            return torch.inf
+        worst = max(worst, float(error.max().clamp(min=0.0) / max(largest(move), 1e-12)))
+    return worst
 
 
-def _moved(section: OptimizerSection, start: Tensor, gradient: Tensor, decay: float) -> Tensor:
-    weight = torch.nn.Parameter(start.clone())
-    weight.grad = gradient
+def _moves(
+    section: OptimizerSection, starts: Sequence[Tensor], gradients: Sequence[Tensor], decay: float
+) -> list[Tensor]:
+    """Return how torch's optimizer, from a new state, moves a weight in each update."""
+    weight = torch.nn.Parameter(starts[0].clone())
     build: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
     settings: dict[str, object] = {"lr": section.lr, "weight_decay": decay}
     if section.name == "adam":
         build, settings = torch.optim.AdamW, {**settings, "betas": (section.beta1, section.beta2), "eps": section.eps}
-    build([weight], **settings).step()
-    return weight.detach() - start
+    optimizer = build([weight], **settings)
+    moves = []
+    for start, gradient in zip(starts, gradients, strict=True):
+        weight.data.copy_(start)
+        weight.grad = gradient
+        optimizer.step()
+        moves.append(weight.detach() - start)
+    return moves
 
 
 def _weights(trainer: TrainingWorkers, config: RunConfig, model: UpdatedModel, directory: Path) -> dict[str, Tensor]:
@@ -224,3 +278,30 @@ def check_adapters(check: str, config: RunConfig, trainer: TrainingWorkers, batc
     wanted = adapter_gradients(factors, expected.gradients, config.model.lora.scaling)
     what, forward = f"factors of adapters; {detail}", values.difference or 0.0
     return compare_gradients(check, gradients, wanted, dtype=dtype, skipped={}, what=what, forward=forward)
+
+
+def check_following(
+    check: str,
+    config: RunConfig,
+    trainer: TrainingWorkers,
+    batch: RaggedBatch,
+    sample: Callable[[TrainingWorkers], RaggedBatch],
+) -> Result:
+    """Do an update, give the rollout engine the new weights, and compare the log-probs of what it samples then.
+
+    Args:
+        check: Name of the check.
+        config: Configuration that the trainer was built with, from :func:`with_visible_update`.
+        trainer: The training ranks; the check changes their weights.
+        batch: Responses that were sampled before the update, with advantages.
+        sample: Gives the ranks' weights to the rollout engine, and samples responses.
+    """
+    plan = plan_of(trainer, config)
+    before = trainer.score(batch, plan, "policy")
+    trainer.update(own_batch(config, trainer, plan, batch), plan, LOSS)
+    moved = largest((trainer.score(batch, plan, "policy") - before)[batch.response_mask])
+    if moved <= FACTORS[config.model.dtype]:
+        return Result(check, "skipped", f"the update moved log-probs by only {moved:.2g}, too little for a comparison")
+    batch = sample(trainer)
+    what = f"after an update that moved log-probs by up to {moved:.2g}"
+    return compare_sampled(check, config.model.dtype, batch, trainer.score(batch, plan, "policy"), what)

@@ -18,6 +18,8 @@ from anytron.task.data.pretrained import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from anytron.config.schema import RunConfig
@@ -38,7 +40,9 @@ def model_directory(config: RunConfig) -> Path:
     return Path(config.trainer.output_dir).resolve() / INITIAL_MODEL
 
 
-def write_random_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+def write_random_model(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, draw: Callable[[PreTrainedModel], None] | None = None
+) -> None:
     """Write a model of ``model.config`` with random weights, unless it exists or ``model.path`` is set.
 
     The weights follow from ``trainer.seed`` alone, so that every parallel layout and every platform
@@ -47,6 +51,7 @@ def write_random_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) ->
     Args:
         config: The run's configuration.
         tokenizer: Written beside the weights, as the image processor is.
+        draw: Changes the initial weights of the model, with torch's generator.
 
     Raises:
         ConfigError: transformers refuses the configuration, or the tokenizer has more entries than
@@ -66,6 +71,8 @@ def write_random_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) ->
             dtype = getattr(torch, config.model.dtype)
             model = model_class(hf_config).from_config(hf_config, dtype=dtype)
             draw_padding_rows(model)
+            if draw is not None:
+                draw(model)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(
             "The model cannot be created.",
@@ -101,6 +108,7 @@ def save_trained_models(
         config: The run's configuration.
         trainer: The training engine.
         tokenizer: Written beside the weights, as the image processor is.
+        draw: Changes the initial weights of the model, with torch's generator.
         path: The run's directory.
     """
 

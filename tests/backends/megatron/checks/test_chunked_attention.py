@@ -136,7 +136,7 @@ def test_the_reasons_hold_in_the_sources():
     (megatron,) = find_spec("megatron.core").submodule_search_locations
     experts = (Path(megatron) / "transformer" / "moe" / "experts.py").read_text(encoding="utf-8")
     assert "`moe_apply_probs_on_input` only works with `moe_router_topk`=1." in experts
-    parser = bridge_sources()["parser.py"]
+    parser = bridge_sources()["config/parser.py"]
     assert "res['no_rope_freq'] = 4" in parser
     assert "moe_layers" not in parser
 

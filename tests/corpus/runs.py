@@ -1,0 +1,99 @@
+"""The runs in which published faults change a number: those of the kit's mutants, and models with other features."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.conformance.runs import RUNS as OF_MUTANTS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DIGITS = {
+    "vocab_size": 16,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": 11,
+    "pad_token_id": 12,
+}
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def of(**config: Any) -> dict[str, Any]:
+    """Give the section ``model`` of a run of another family."""
+    return {"model": {"config": {**DIGITS, **SMALL, **config}}}
+
+
+WINDOW = of(
+    model_type="gpt_oss",
+    num_hidden_layers=2,
+    head_dim=16,
+    attention_bias=True,
+    num_local_experts=4,
+    num_experts_per_tok=2,
+    experts_per_token=2,
+    layer_types=["sliding_attention", "full_attention"],
+    sliding_window=3,
+    swiglu_limit=7.0,
+    rms_norm_eps=1e-5,
+    rope_theta=150000,
+    rope_scaling={
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+)
+"""gpt-oss: a window in each other layer, experts with biases."""
+
+RUNS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    **OF_MUTANTS,
+    "partial-rotary": ("grpo_sort", of(model_type="glm4", head_dim=16, partial_rotary_factor=0.5)),
+    "linear-rope": (
+        "grpo_sort",
+        of(model_type="llama", rope_scaling={"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}),
+    ),
+    "rotary-of-12": ("grpo_sort", of(model_type="qwen3", head_dim=12)),
+    "tp2-sp": (
+        "grpo_sort",
+        {"parallel": {"tensor_model_parallel_size": 2, "sequence_parallel": True}},
+    ),
+    "tp2-moe": (
+        "grpo_moe",
+        {"parallel": {"tensor_model_parallel_size": 2, "sequence_parallel": True, "expert_tensor_parallel_size": 2}},
+    ),
+    "dp2": ("grpo_sort", {"parallel": {"data_parallel_size": 2}}),
+    "ep2": ("grpo_moe", {"parallel": {"data_parallel_size": 2, "expert_model_parallel_size": 2}}),
+    "pp2-tied": (
+        "grpo_sort",
+        {
+            "model": {"config": {"tie_word_embeddings": True}},
+            "parallel": {"pipeline_model_parallel_size": 2},
+        },
+    ),
+    "window": ("grpo_sort", WINDOW),
+    "window-pp2": ("grpo_sort", {**WINDOW, "parallel": {"pipeline_model_parallel_size": 2}}),
+    "four-norms": ("grpo_sort", of(model_type="glm4", head_dim=16, partial_rotary_factor=0.5)),
+    "moe-bshd": ("grpo_moe", {"engine": {"sequence_format": "bshd"}}),
+    "dual-clip": ("grpo_sort", {"algorithm": {"dual_clip": 1.01}}),
+    "gspo": ("grpo_sort", {"algorithm": {"loss": "gspo", "aggregation": "sequence-mean"}}),
+    "tp2-whole": (
+        "grpo_sort",
+        {"parallel": {"tensor_model_parallel_size": 2, "sequence_parallel": False}},
+    ),
+    "close-rewards": ("grpo_sort", {"rewards": [{"function": "sort_digits.py:reward", "weight": 0.001}]}),
+    "tools": ("grpo_calculator", {}),
+    "tools-critic": (
+        "grpo_calculator",
+        {"algorithm": {"advantage": "gae"}, "critic": {"optimizer": {"lr": 1e-2}, "warmup_steps": 0}},
+    ),
+}
