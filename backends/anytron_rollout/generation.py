@@ -20,7 +20,7 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
-from anytron.task.data.pretrained import model_class, take_latent_epsilon
+from anytron.task.data.pretrained import logits_config, model_class, take_latent_epsilon
 from anytron.workers.engines.rollout_engine import Response, SamplingParams, StopReason
 from anytron.workers.engines.sampling import TokenDraws
 
@@ -46,6 +46,7 @@ def build_model(config: Any, dtype: torch.dtype, **arguments: Any) -> Any:
     Returns:
         A ``transformers.PreTrainedModel`` on the host.
     """
+    config = logits_config(config)
     with no_init_weights():
         model = model_class(config).from_config(config, dtype=dtype, **arguments)
     model.tie_weights()

@@ -76,7 +76,8 @@ def estimate(run: RunConfig, training: TrainingEstimate, device: DeviceMemory) -
 
 TOLD = (
     "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "gpt_oss", "hy_v3",
-    "minimax_m2", "olmoe", "qwen2_moe", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "qwen3_vl_moe",
+    "minimax_m2", "olmoe", "qwen2_moe", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "qwen3_omni_moe",
+    "qwen3_vl_moe",
 )  # fmt: skip
 """Values of ``model_type`` for which the engine can record the routing; a test compares it with Megatron's."""
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from anytron.base.errors import ConfigError
 from anytron.config.diagnostics import Diagnostic
-from anytron.task.data.model_files import faults, has_experts, read_config
+from anytron.task.data.model_files import THINKER, faults, has_experts, logits_fields, read_config
 from anytron.task.data.pretrained import processor_files
 from anytron_vllm.features import feature_diagnostics
 from anytron_vllm.installation import INSTALL, find_installation
@@ -84,7 +84,7 @@ def diagnostics(run: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
     text: Mapping[str, Any] = config.get("text_config") or config
     yield from _family(key, config, installation)
     vision: Mapping[str, Any] | None = config.get("vision_config")
-    if vision is not None and "spatial_merge_size" not in vision:
+    if vision is not None and ("spatial_merge_size" not in vision or THINKER in config):
         # vLLM builds its class for images, which asks for a processor of them; the core gives such a model none.
         message = f"no test has run {config.get('model_type')}, whose images Anytron does not read, with vLLM"
         yield Diagnostic("error", key, message, "set rollout.engine=transformers")
@@ -134,7 +134,7 @@ def model_config(run: RunConfig) -> tuple[str, Mapping[str, Any]]:
     """
     if run.model.path is None:
         fields = run.model.config or {}
-        return "model.config", {} if any(faults(fields)) else fields
+        return "model.config", {} if any(faults(fields)) else logits_fields(fields)
     try:
         return "model.path", read_config(Path(run.model.path))
     except ConfigError:

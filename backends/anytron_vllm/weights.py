@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from anytron.base.files import PrivateDirectory
-from anytron.task.data.pretrained import load_hf_config, model_class
+from anytron.task.data.pretrained import load_hf_config, logits_config, model_class
 from anytron.workers.weights.transfer import checksum
 from anytron_rollout.weights import Places, refuse
 
@@ -101,7 +101,7 @@ class ExpectedWeights:
     """
 
     def __init__(self, model: ModelSection) -> None:
-        config = load_hf_config(model)
+        config = logits_config(load_hf_config(model))
         with torch.device("meta"):
             self._places = Places(model_class(config).from_config(config))
 

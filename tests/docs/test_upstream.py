@@ -44,7 +44,7 @@ def test_a_fault_that_is_not_there_would_be_noticed(found):
 
 
 def test_the_normal_environment_has_the_versions_of_the_page():
-    assert len(INSTALLED) == 28
+    assert len(INSTALLED) == 29
     assert {one.title for one in reproductions(*HERE)} - {one.title for one in INSTALLED} == {NEWER}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import ConfigError
-from anytron.task.data.model_files import faults, read_config
+from anytron.task.data.model_files import faults, logits_fields, read_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,8 +27,8 @@ class Subject:
     Attributes:
         key: The configuration key that chose the model: ``model.path``, ``model.config``, ``critic.path``,
             ``teacher.path`` or ``reward_model.path``.
-        config: The model's whole Hugging Face config; empty if the config is missing or malformed, which the core
-            reports.
+        config: The model's whole Hugging Face config, as :func:`anytron.task.data.model_files.logits_fields` gives it;
+            empty if it is missing or malformed, which the core reports.
         path: Directory of its weights; None = random weights.
         scores: Whether it is a reward model, with a head that scores sequences.
     """
@@ -49,7 +49,7 @@ class Subject:
         """The model that the run trains."""
         if run.model.path is None:
             fields = run.model.config or {}
-            return cls("model.config", {} if any(faults(fields)) else fields, None)
+            return cls("model.config", {} if any(faults(fields)) else logits_fields(fields), None)
         return cls._in_directory("model.path", run.model.path)
 
     @classmethod

@@ -19,8 +19,6 @@ from anytron.task.data.weight_headers import DamagedFileError, read_header
 from anytron_megatron.lora.names import ALL_LINEAR, LAYERS
 from anytron_megatron.models.families import family_of
 from anytron_megatron.models.weight_names import (
-    LM_HEAD,
-    SCORE_HEAD,
     may_stay_unread,
     prediction_tensors,
     with_score_head,
@@ -43,10 +41,13 @@ COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
 BUFFERS = ("e_score_correction_bias",)
 """Tensors that are not parameters: no gradient, and float32 whatever the model's element type."""
 
+HEADS = ("lm_head", "score")
+"""Names of layers behind the last: of a language model, and of a classifier."""
+
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 TOWERS = re.compile(
-    r"(?:^|\.)(?:visual|vision_tower|vision_model|multi_modal_projector|embed_vision|audio_tower|embed_audio)\."
+    r"(?:^|\.)(?:visual|vision_tower|vision_model|multi_modal_projector|merger|embed_vision|audio_tower|embed_audio)\."
 )
 """Names of the parts of a model before its language model: towers of images and sound, and what joins them to it."""
 
@@ -137,7 +138,7 @@ def pieces(shapes: Shapes, config: Mapping[str, Any], sizes: ParallelSizes) -> I
     """
     layers = config.get("num_hidden_layers", 1)
     chunk = max(1, math.ceil(layers / (sizes.pipeline * sizes.virtual_pipeline)))
-    last = sizes.pipeline - 1
+    last, untied = sizes.pipeline - 1, any(kind_of(name) in HEADS for name in shapes)
     for name, shape in shapes.items():
         vision, layer = TOWERS.search(name) is not None, LAYER.search(name)
         number = None if vision or layer is None else int(layer[1])
@@ -148,7 +149,7 @@ def pieces(shapes: Shapes, config: Mapping[str, Any], sizes: ParallelSizes) -> I
         else:
             stage = 0 if vision or kind_of(name) == "embed_tokens" else last
         yield Piece(name, shape, size, stage, expert, number)
-        if kind_of(name) == "embed_tokens" and sizes.pipeline > 1 and not {LM_HEAD, SCORE_HEAD} & shapes.keys():
+        if kind_of(name) == "embed_tokens" and sizes.pipeline > 1 and not untied:
             yield Piece(name, shape, size, last, expert=False, layer=None)  # tied, and used at both ends
 
 

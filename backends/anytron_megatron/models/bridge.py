@@ -16,7 +16,7 @@ from anytron.base.errors import ConfigError, EngineError
 from anytron.base.traits import AttentionHeads
 from anytron.sequences.masks import MaskKind
 from anytron.task.data.model_files import tensor_names
-from anytron.task.data.pretrained import read_hf_config, save_hf_config
+from anytron.task.data.pretrained import logits_config, read_hf_config, save_hf_config
 from anytron_megatron.models.chunked_attention import longest_whole
 from anytron_megatron.models.configuration import (
     SPARSE_ATTENTION_FIELDS,
@@ -51,9 +51,11 @@ SHARED_COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
 """Copies of the embedding and the output layer in files: multi-token prediction modules share them with the model."""
 
 _STACK = "base_model.model.model.language_model.layers."
-_OLD_STACK = re.compile(r"^base_model\.model\.(model|language_model\.model)\.layers\.")
+_THINKER_STACK = "base_model.model.thinker.model.layers."
+_OLD_STACK = re.compile(r"^base_model\.model\.(model|language_model\.model|thinker\.model)\.layers\.")
 """Prefixes of the names of a vision-language model's adapters: in transformers 5, which PEFT expects, and in files of
-the older forms (Qwen2.5-VL, InternVL), which mcore-bridge exports. mcore-bridge reads all of them."""
+the older forms (Qwen2.5-VL, InternVL) and of Omni models, which mcore-bridge exports. mcore-bridge reads all of them;
+of an Omni model the files' form only, while PEFT adapts the thinker."""
 
 
 def _move(chunk: nn.Module, device: torch.device) -> None:
@@ -127,6 +129,9 @@ class BridgeSource:
             converted = completed(hf_to_mcore_config(self.hf_config))
         except Exception as error:  # each family's reading of its fields fails in its own way
             raise _unreadable(model_dir, error) from error
+        part = logits_config(self.hf_config)
+        if part is not self.hf_config:  # mcore-bridge asks the thinker's text_config, transformers the thinker
+            converted["untie_embeddings_and_output_weights"] = not part.tie_word_embeddings
         variant = converted.get("experimental_attention_variant")
         recurrent = variant == "gated_delta_net"
         config_class = get_model_meta(family).config_cls
@@ -273,7 +278,8 @@ class BridgeSource:
         """Yield the weights under their Hugging Face names, on the host, on rank 0.
 
         A collective: every rank must exhaust the iterator; other ranks yield nothing. Copies of the
-        embedding and the output layer that multi-token prediction modules have in files are left out.
+        embedding and the output layer that multi-token prediction modules have in files are left out, and so is an
+        Omni model's talker.
 
         Where the model is on the host, tensors are views of its parameters, as far as their layout allows: they change
         with the parameters.
@@ -317,7 +323,7 @@ class BridgeSource:
                 disk.
         """
         try:
-            self._bridge.load_weights(chunks, str(directory), peft_format=True)
+            self._bridge.load_weights(chunks, str(directory), peft_format=True, converter=self._of_files)
         except AssertionError as error:  # mcore_bridge/bridge/gpt_bridge.py, _set_qkv and its like
             raise EngineError(
                 "Megatron cannot train this adapter.",
@@ -328,11 +334,16 @@ class BridgeSource:
                 "merged model",
             ) from error
 
+    def _of_files(self, name: str, tensor: Any) -> tuple[str, Any]:
+        """Give an adapter's tensor the name that mcore-bridge reads."""
+        whole = logits_config(self.hf_config) is self.hf_config
+        return name if whole else name.replace(_STACK, _THINKER_STACK), tensor
+
     def save(self, chunks: Sequence[nn.Module], path: Path) -> None:
         """Write a Hugging Face model directory: sharded safetensors and config. A collective.
 
-        Multi-token prediction modules that were not built are copied from the original directory, and so are the
-        tensors and the config of other models that lie there beside the language model.
+        Copied from the original directory are multi-token prediction modules that were not built, an Omni model's
+        talker, and the tensors and the config of other models that lie there beside the language model.
         """
         from mcore_bridge.utils import StreamingSafetensorSaver
 
@@ -348,14 +359,15 @@ class BridgeSource:
         if torch.distributed.get_rank() == 0:
             now = dict(zip(SHARED_COPIES, (embedding, embedding if head is None else head), strict=True))
             for name, stored in self._left_out(written):
-                copied = next((tensor for copy, tensor in now.items() if name.endswith(copy)), None)
+                own = self._names.inner(name)
+                copied = next((tensor for copy, tensor in now.items() if own is not None and own.endswith(copy)), None)
                 saver.add_tensor(name, stored if copied is None else copied.clone())
             save_hf_config(self.hf_config, self.model_dir, path)
         saver.finalize()
         torch.distributed.barrier()
 
     def _left_out(self, written: set[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield tensors of prediction modules and of other models that the files have and the export lacks."""
+        """Yield tensors of parts that are not built, which the files have and the export lacks."""
         from mcore_bridge.utils import SafetensorLazyLoader
 
         with SafetensorLazyLoader(str(self.model_dir)) as files:

@@ -91,11 +91,7 @@ _NO_KEYS = "mcore-bridge's sparse attention keeps no keys from one forward pass 
 _WINDOW = "no test compares a cache of layers with a sliding window with their forward pass"
 _NO_IMAGES = "no test generates from images with a cache"
 _UNRELEASED = "mcore-bridge builds it with Megatron's development branch only"
-_OTHER_IMAGES = (
-    "it does not read images as patches with a grid, as Qwen2-VL and its successors do, and no test compares it on text"
-)
 _WITHOUT_CLASS = "transformers has no class for it, and Anytron runs no code of a model directory (SECURITY.md)"
-_OMNI = "transformers has no class that computes logits from its config: AutoModelForCausalLM refuses it"
 _N_GRAMS = (
     "mcore-bridge computes its attention in packed sequences with Triton kernels, which no test has run, and exports "
     "its table of n-grams in split_ngram_parts tensors, where a rollout engine has one"
@@ -254,7 +250,7 @@ _ROWS = (
         (*_PUBLISHED, "EP", "cache"),
         refused=("LoRA", "images"),
     ),
-    Family("minicpmv4_6", "MiniCPM-V 4.6", refused=_FORMATS, obstacle=_OTHER_IMAGES),
+    Family("minicpmv4_6", "MiniCPM-V 4.6", (*_PUBLISHED, "LoRA"), refused=("images", "cache"), cacheless=_NO_STATE),
     Family(
         "muse_glimmer",
         "Muse Glimmer",
@@ -272,8 +268,20 @@ _ROWS = (
     Family("qwen4_exp", "Qwen4-Exp", refused=_FORMATS, obstacle=_N_GRAMS),
     Family("deepseek", "DeepSeekMoE", refused=_FORMATS, obstacle=_WITHOUT_CLASS),
     Family("bailing_moe", "Ling", refused=_FORMATS, obstacle=_WITHOUT_CLASS),
-    Family("qwen2_5_omni", "Qwen2.5-Omni", refused=_FORMATS, obstacle=_OMNI),
-    Family("qwen3_omni_moe", "Qwen3-Omni", refused=_FORMATS, obstacle=_OMNI),
+    Family(
+        "qwen2_5_omni",
+        "Qwen2.5-Omni",
+        (*_PUBLISHED, "LoRA", "cache"),
+        refused=("images",),
+        rotates_whole_heads=True,
+    ),
+    Family(
+        "qwen3_omni_moe",
+        "Qwen3-Omni",
+        (*_PUBLISHED_EXPERTS, "LoRA", "cache"),
+        refused=("images",),
+        rotates_whole_heads=True,
+    ),
     Family("nemotron_h", "Nemotron-3", (*_DENSE, "EP"), refused=("cache",), hybrid=True, cacheless=_NO_STATES),
 )  # fmt: skip
 

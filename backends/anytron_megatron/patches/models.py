@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -307,6 +308,23 @@ def embed_text_alone(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, inputs_embeds, **inputs)
 
     return get_inputs_embeds
+
+
+def hear_without_a_head(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``get_audio_features`` of the towers of Qwen2.5-Omni and Qwen3-Omni: call the thinker body's method.
+
+    mcore-bridge calls, on its towers, the method of transformers' thinker with its output layer. That passes the call
+    on to ``self.model``, the thinker's body, which mcore-bridge's towers do not have.
+    """
+
+    @functools.wraps(original)
+    def get_audio_features(self: Any, *args: Any, **kwargs: Any) -> Any:
+        name = self.model_cls.__name__.replace("ForConditionalGeneration", "Model")
+        body = getattr(sys.modules[self.model_cls.__module__], name)
+        with self.patch_hf_config():
+            return body.get_audio_features(self, *args, **kwargs)
+
+    return get_audio_features
 
 
 def mask_padding(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -121,13 +121,23 @@ def _halves(t: Tensor, size: int) -> Tensor:
 
 
 def tell_context(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``GPTModel._preprocess``: pass the inference context to ``_get_rotary_pos_emb``, which it calls."""
+    """Wrap ``GPTModel._preprocess``: pass the inference context to ``_get_rotary_pos_emb``, which it calls.
+
+    A model with three axes of positions (mrope) gets them for all columns of the cache, the same on all axes, as text
+    has them: of the embeddings Megatron takes the part from the step's first position on.
+    """
 
     @functools.wraps(original)
     def _preprocess(self: Any, *args: Any, inference_context: Any = None, **kwargs: Any) -> Any:
         if inference_context is None:
             return original(self, *args, **kwargs)
-        told = functools.partial(self._get_rotary_pos_emb, inference_context=inference_context)
+        whole = self._get_rotary_pos_emb
+        columns = torch.arange(inference_context.max_sequence_length).expand(3, 1, -1)
+
+        def told(decoder_input: Any, position_ids: Tensor, packed_seq_params: Any) -> Any:
+            positions = columns if self.position_embedding_type == "mrope" else position_ids
+            return whole(decoder_input, positions, packed_seq_params, inference_context=inference_context)
+
         self._get_rotary_pos_emb = told
         try:
             return original(self, *args, inference_context=inference_context, **kwargs)

@@ -52,6 +52,7 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
         models.MODALITIES: bridge,
         models.KEYS_AS_VALUES: bridge,
         models.LAYER_EMBEDDINGS: bridge,
+        **dict.fromkeys(models.THINKER_SOUND, bridge),
         models.PLACES: bridge,
         models.BLANK_IMAGE: bridge,
         imports.HOST_GENERATOR_WARNING: redirected,

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from anytron_megatron.training.trained_model import TrainedModel
 
 
+_ACTIVATIONS = "transformers.activations"
+
+
 class Offload:
     """Moves parts of the training state between the device and the host.
 
@@ -68,7 +71,11 @@ def release_memory(models: Iterable[nn.Module]) -> None:
     through autograd's graph, which the garbage collector does not see. And rotary embeddings, which hold their
     process group, are keys of a cache of their class (``RotaryEmbedding.forward``). Over gloo each group that is left
     behind costs three threads, one of which wakes up a hundred times a second.
+
+    Activation functions stay as they are: they hold nothing, and transformers shares some between all models
+    (``gelu_pytorch_tanh``, in MiniCPM-V's tower).
     """
     modules = [module for model in models for module in model.modules()]
     for module in modules:
-        vars(module).clear()
+        if type(module).__module__ != _ACTIVATIONS:
+            vars(module).clear()

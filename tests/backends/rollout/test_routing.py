@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from anytron.base.errors import EngineError
+from anytron.proof.verification.weights import stored_weights
 from anytron.task.data.model_files import as_known
-from anytron.task.data.pretrained import model_class, read_hf_config, take_latent_epsilon
+from anytron.task.data.pretrained import logits_config, model_class, read_hf_config, take_latent_epsilon
 from anytron.workers.engines.rollout_engine import PromptInputs, SamplingParams
 from anytron_conformance.tiny_models import CONFIGS, write_tiny_model
 from anytron_rollout.options import TOLD, routing_diagnostics
@@ -22,7 +22,7 @@ from tests.chosen_experts import chosen_by
 LENGTHS = (1, 2, 9, 4)
 CHANGES = {"qwen3_moe": {"num_experts": 8}, "deepseek_v3": {"n_routed_experts": 8, "n_group": 2, "topk_group": 1}}
 LAYERS = {"qwen3_moe": 4, "deepseek_v3": 3, "qwen3_next": 4}
-WITHOUT_DENSE = ("gpt_oss", "minimax_m2", "olmoe", "qwen2_moe", "qwen3_5_moe", "qwen3_vl_moe")
+WITHOUT_DENSE = ("gpt_oss", "minimax_m2", "olmoe", "qwen2_moe", "qwen3_5_moe", "qwen3_omni_moe", "qwen3_vl_moe")
 """Published configurations with experts in each of their four layers."""
 OTHERS = ("qwen3_next", *(name for name in WITH_REPLAY if as_known(PUBLISHED[name]) is PUBLISHED[name]))
 MODELS = [*CHANGES, *(pytest.param(name, marks=pytest.mark.families) for name in OTHERS)]
@@ -43,7 +43,8 @@ def test_every_family_that_is_told_is_one_of_these():
 @pytest.mark.parametrize("name", MODELS)
 def test_each_token_but_the_last_has_the_experts_that_it_went_to(name, new_engine, write, tmp_path):
     directory, layers = written(name, tmp_path / name)
-    reference = model_class(read_hf_config(directory)).from_pretrained(directory, dtype=torch.float32)
+    config = logits_config(read_hf_config(directory))
+    reference = model_class(config).from_pretrained(directory, config=config, dtype=torch.float32)
     take_latent_epsilon(reference)  # as rollouts do
     generator = torch.Generator().manual_seed(0)
     prompts = [PromptInputs(tuple(torch.randint(3, 119, (n,), generator=generator).tolist())) for n in LENGTHS]
@@ -51,7 +52,7 @@ def test_each_token_but_the_last_has_the_experts_that_it_went_to(name, new_engin
 
     def responses(**settings):
         engine = new_engine(model={"path": str(directory)}, max_batch_size=12, **settings)
-        engine.load_weights(write(load_file(directory / "model.safetensors")))
+        engine.load_weights(write(stored_weights(directory)))
         engine.logits(prompts[:1])  # what is computed beside generation is no part of a response
         return generate(engine, prompts, sampling, seed=1, samples=6)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 from anytron.config.schema import default_run
+from anytron_cpu import CpuPlatform
+from anytron_vllm.checks import diagnostics
 from anytron_vllm.start import start_directory
 
 MODEL = {"model_type": "qwen3", "vocab_size": 16, "hidden_size": 64, "max_position_embeddings": 64}
@@ -25,6 +27,14 @@ def test_a_model_whose_config_asks_for_code_starts_from_a_directory_that_does_no
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
     with start_directory(config, takes_images=False) as directory:
         assert directory == tmp_path
+
+
+def test_a_thinker_is_refused_because_no_test_has_run_one(tmp_path):
+    thinker = {"text_config": MODEL, "vision_config": {"spatial_merge_size": 2}}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_omni_moe", "thinker_config": thinker}))
+    config = default_run({"rollout": {"engine": "vllm"}, "model": {"path": str(tmp_path)}})
+    found = diagnostics(config, CpuPlatform())
+    assert [one for one in found if "qwen3_omni_moe, whose images Anytron does not read, with vLLM" in one.message]
 
 
 def test_of_a_directory_with_other_models_vllm_gets_the_language_model(tmp_path):

@@ -192,6 +192,25 @@ BLANK_IMAGE = Patch(
     replacement=f"{FIXES}.models:embed_text_alone",
 )
 
+THINKER_SOUND = tuple(
+    Patch(
+        id=f"megatron.mcore-bridge-thinker-sound-{number}",
+        target=f"mcore_bridge.model.mm_gpts.{tower}.get_audio_features",
+        phase=Phase.BEFORE_PARALLEL_INIT,
+        package=BRIDGE,
+        requires=BRIDGE_VERSIONS,
+        reason=f"{title} computes nothing: its tower of sound asks transformers' thinker, which asks self.model",
+        upstream=f"mcore_bridge/model/mm_gpts/{file}: model_cls is the thinker with its output layer, whose "
+        "get_audio_features needs self.model in transformers 5.23",
+        remove_when=f"{title} computes logits of a text",
+        replacement=f"{FIXES}.models:hear_without_a_head",
+    )
+    for number, title, tower, file in (
+        ("2-5", "Qwen2.5-Omni", "qwen:Qwen2_5Omni_Vit", "qwen.py, lines 84 and 116"),
+        ("3", "Qwen3-Omni", "qwen3_omni:Qwen3Omni_Vit", "qwen3_omni.py, lines 29 and 66"),
+    )
+)
+
 ROUTER_PADDING = Patch(
     id="megatron.router-padding",
     target="megatron.core.transformer.moe.router:TopKRouter.forward",

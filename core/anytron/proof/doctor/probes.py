@@ -27,7 +27,7 @@ from anytron.sequences import scopes
 from anytron.sequences.layout import LayoutConstraints, ModelInputs
 from anytron.sequences.masks import MaskKind, MaskRequest, Polarity, scope_of
 from anytron.sequences.planning import plan_layout
-from anytron.task.data.model_files import read_config
+from anytron.task.data.model_files import logits_fields, read_config
 from anytron.workers.executor.protocol import ExaminedExecutor
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ class Bench:
         if self.run is None:
             return USUAL
         try:
-            fields = self.run.model.config or read_config(Path(self.run.model.path or ""))
+            fields = logits_fields(self.run.model.config or read_config(Path(self.run.model.path or "")))
         except ConfigError:  # topic configuration says so
             return USUAL
         found: Mapping[str, Any] = fields.get("text_config") or fields

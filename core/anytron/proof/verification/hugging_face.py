@@ -20,7 +20,13 @@ from anytron.config.algorithm import AlgorithmSection
 from anytron.proof.verification.weights import stored_weights
 from anytron.sequences.batch import TokenOutputs, token_index
 from anytron.task.data.model_files import composite
-from anytron.task.data.pretrained import model_class, read_hf_config, take_latent_epsilon, turned_in_files
+from anytron.task.data.pretrained import (
+    logits_config,
+    model_class,
+    read_hf_config,
+    take_latent_epsilon,
+    turned_in_files,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -188,7 +194,7 @@ def load_model(
     from safetensors.torch import load_file
     from transformers import AutoModelForSequenceClassification
 
-    config = read_hf_config(directory)
+    config = logits_config(read_hf_config(directory))
     if layers_more:
         config.num_hidden_layers += layers_more
     with torch.device("meta"):

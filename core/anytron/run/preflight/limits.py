@@ -11,7 +11,7 @@ from anytron.base.traits import ModelTraits, ParallelSizes
 from anytron.config.diagnostics import Diagnostic, refuse
 from anytron.config.schema import default_run
 from anytron.device.platform import Feature, declined, features_asked, limits_of
-from anytron.task.data.model_files import faults, has_experts, read_config
+from anytron.task.data.model_files import faults, has_experts, logits_fields, read_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -152,6 +152,7 @@ def asked_by_model(config: RunConfig) -> dict[Feature, str]:
         return {}
     if any(faults(whole)):
         return {}
+    whole = logits_fields(whole)
     text: Mapping[str, Any] = whole.get("text_config") or whole
     layers = text.get("layer_types") or ()
     sliding = text.get("use_sliding_window") or "sliding_attention" in layers

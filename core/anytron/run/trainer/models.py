@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 from anytron.base.errors import ConfigError
 from anytron.base.files import publish_directory
 from anytron.task.data.examination import examined
-from anytron.task.data.pretrained import load_tokenizer, model_class, save_generation_config, save_processor
+from anytron.task.data.pretrained import (
+    load_tokenizer,
+    model_class,
+    save_generation_config,
+    save_processor,
+    save_speakers,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,6 +135,7 @@ def save_model(
     tokenizer.save_pretrained(directory)
     save_processor(config.model, directory)
     save_generation_config(config.model, directory)
+    save_speakers(config.model, directory)
 
 
 def export_checkpoint(

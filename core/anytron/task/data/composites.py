@@ -78,14 +78,16 @@ class TensorNames:
 
     Attributes:
         prefixes: As :attr:`Composite.names`; by default both are the same.
+        idle: Beginnings of the names, in the files, of other models' tensors that no prefix tells apart.
     """
 
     prefixes: Mapping[str, str] = field(default_factory=lambda: {"": ""})
+    idle: tuple[str, ...] = ()
 
     def inner(self, name: str) -> str | None:
         """Return a tensor's name in the language model, given its name in the files; None if it is not of it."""
         for outer, inner in self.prefixes.items():
-            if name.startswith(outer):
+            if name.startswith(outer) and not name.startswith(self.idle):
                 return inner + name.removeprefix(outer)
         return None
 

@@ -35,6 +35,11 @@ SAME_MODELS: Mapping[str, str] = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}
 Kimi-K2 has the layers and tensors of DeepSeek-V3 (deploy guide of moonshotai/Kimi-K2-Instruct), and MiMo-7B those of
 Qwen2 (XiaomiMiMo/MiMo-7B-RL, ``modeling_mimo.py``), with prediction modules besides."""
 
+THINKER = "thinker_config"
+"""The part of an Omni model's config that computes logits; the others belong to the talker, which speaks."""
+IDLE = ("talker.", "token2wav.", "code2wav.")
+"""Beginnings of the names of these other parts' tensors in files: they are neither built nor trained, and are kept."""
+
 LARGEST_CONFIG = 8 * 2**20
 """Most bytes of one of :data:`FILES`; the largest published ones, with names of 20,000 labels, have a tenth."""
 LARGEST_TOKENIZER = 128 * 2**20
@@ -132,7 +137,7 @@ _CONFIG = _fields(
     (_TOKEN, "image_token_id video_token_id"),
     (partial(list_of, kind=text), "layer_types architectures"),
     (partial(list_of, kind=_from_zero_to(2**16)), "mlp_only_layers deepstack_visual_indexes"),
-    (mapping, "text_config llm_config vision_config rope_parameters rope_scaling auto_map"),
+    (mapping, "text_config llm_config vision_config thinker_config rope_parameters rope_scaling auto_map"),
 )
 _GENERATION = _fields((partial(one_or_list, kind=_TOKEN), "eos_token_id"))
 # Numbers of tokens that some classes of tokenizers make by themselves.
@@ -195,10 +200,28 @@ def faults(
 def read_config(directory: Path) -> dict[str, Any]:
     """Read ``config.json`` of a model directory, its fields checked, with a ``model_type`` that transformers knows.
 
+    The fields are as :func:`logits_fields` arranges them.
+
     Raises:
         ConfigError: The file or a field is malformed.
     """
-    return as_known(published_config(directory))
+    return logits_fields(as_known(published_config(directory)))
+
+
+def logits_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """Put the fields of the part that computes logits on top, if a config has such a part.
+
+    It is the thinker of Qwen2.5-Omni and Qwen3-Omni, which takes text, images and sound and writes text; their talker
+    turns that into speech.
+
+    Args:
+        fields: A Hugging Face config.
+
+    Returns:
+        A copy with the fields of ``thinker_config``, and the ``model_type`` of the whole; or the fields themselves.
+    """
+    part = fields.get(THINKER)
+    return {**fields, **part, "model_type": fields.get("model_type")} if part else fields
 
 
 def published_config(directory: Path) -> dict[str, Any]:
@@ -212,7 +235,7 @@ def published_config(directory: Path) -> dict[str, Any]:
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """Read a file with the content of a ``config.json``, whatever its name; otherwise as :func:`read_config`."""
+    """Read a file with the content of a ``config.json``, whatever its name; checked and known as a directory's."""
     return as_known(_checked(path, CONFIG_FILE))
 
 
@@ -239,7 +262,10 @@ def tensor_names(directory: Path) -> TensorNames:
     Raises:
         ConfigError: ``config.json`` is malformed.
     """
-    return TensorNames() if (one := composite(directory)) is None else TensorNames(one.names)
+    if (one := composite(directory)) is not None:
+        return TensorNames(one.names)
+    fields = published_config(directory) if (directory / CONFIG_FILE).is_file() else {}
+    return TensorNames(idle=IDLE if fields.get(THINKER) else ())
 
 
 def composite(directory: Path) -> Composite | None:

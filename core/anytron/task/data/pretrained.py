@@ -7,6 +7,7 @@ import shutil
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import is_zipfile
 
 from anytron.base.errors import ConfigError
 from anytron.base.functions import Called, Kind
@@ -17,6 +18,7 @@ from anytron.task.data.model_files import (
     CONFIG_FILE,
     GENERATION_FILE,
     PROCESSOR_FILES,
+    THINKER,
     as_known,
     composite,
     end_tokens,
@@ -35,6 +37,8 @@ INDEXER = ".indexer."
 _LATENT_NORMS = ("q_a_layernorm", "kv_a_layernorm")
 _DATA_ONLY: Mapping[str, bool] = {"local_files_only": True, "trust_remote_code": False}
 """Arguments for all that transformers loads: only from the directory, without its code, and without questions."""
+
+SPEAKER_FILE = "spk_dict.pt"
 
 TOKENIZER = Kind("model.tokenizer", Called("A tokenizer's function", gives="a transformers.PreTrainedTokenizerBase"))
 PROCESSOR = Kind("model.processor", Called("A processor's function", gives="a transformers.BaseImageProcessor"))
@@ -136,17 +140,31 @@ def _unusable(where: str, error: Exception) -> ConfigError:
     )
 
 
+def logits_config(hf_config: Any) -> Any:
+    """Return the part of a ``transformers.PretrainedConfig`` that computes logits.
+
+    Returns:
+        ``thinker_config`` of Qwen2.5-Omni and Qwen3-Omni; any other config itself.
+    """
+    return getattr(hf_config, THINKER, hf_config)
+
+
 def model_class(hf_config: Any) -> Any:
-    """Choose the transformers class that computes the logits of a ``transformers.PretrainedConfig``.
+    """Choose the transformers class of a ``transformers.PretrainedConfig``.
+
+    Given the result of :func:`logits_config`, the class computes logits. Given another config, it makes a whole model,
+    as its published directory has it.
 
     Returns:
         ``AutoModelForImageTextToText`` for a model that takes images, whether or not the run has any
-        (Qwen3.5 is one), ``AutoModelForCausalLM`` otherwise.
+        (Qwen3.5 is one), ``AutoModelForMultimodalLM`` for a thinker with its talker, else ``AutoModelForCausalLM``.
     """
-    from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto import modeling_auto as classes
 
-    sees = type(hf_config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    return AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    if logits_config(hf_config) is not hf_config:
+        return classes.AutoModelForMultimodalLM
+    sees = type(hf_config) in classes.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return classes.AutoModelForImageTextToText if sees else classes.AutoModelForCausalLM
 
 
 def take_latent_epsilon(model: Any) -> None:
@@ -292,6 +310,28 @@ def save_generation_config(model: ModelSection, directory: Path) -> None:
     if model.path is not None and (file := Path(model.path) / GENERATION_FILE).is_file():
         read_object(file)  # a link to anything else is not passed on
         shutil.copyfile(file, directory / GENERATION_FILE)
+
+
+def save_speakers(model: ModelSection, directory: Path) -> None:
+    """Copy the voices of a Qwen2.5-Omni (``spk_dict.pt``), without which transformers does not load its talker.
+
+    Args:
+        model: The model; its file is copied as it is, and not unpickled.
+        directory: An existing directory.
+
+    Raises:
+        ConfigError: The file is not an archive, as torch writes it.
+    """
+    if model.path is None or not (file := Path(model.path) / SPEAKER_FILE).is_file():
+        return
+    if not is_zipfile(file):  # a link to anything else is not passed on
+        raise ConfigError(
+            "A file of a model directory is malformed.",
+            where=str(file),
+            why="it must be an archive, as torch writes it",
+            fix="copy or download the model directory again",
+        )
+    shutil.copyfile(file, directory / SPEAKER_FILE)
 
 
 def _directory_or_made(model: ModelSection, kind: Kind, wanted: type) -> Any:

@@ -18,7 +18,7 @@ from anytron.base.errors import ConfigError, DataError
 from anytron.base.files import exhausted
 from anytron.task.data.images import ImagePatches
 from anytron.task.data.model_files import composite
-from anytron.task.data.pretrained import load_image_processor
+from anytron.task.data.pretrained import load_image_processor, logits_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -186,9 +186,10 @@ def load_vision(
         ConfigError: ``model.processor`` or the model's own processor cannot be loaded or does not fit the model, or
             ``model.processor`` is given to a model that gets no images.
     """
-    if any(getattr(hf_config, name, None) is None for name in ("vision_config", "image_token_id")):
-        part = composite(Path(model.path)) is not None if model.path else False
-        why = f"of {model.path} only the language model is read, a {hf_config.model_type}" if part else None
+    part = logits_config(hf_config)
+    if any(getattr(part, name, None) is None for name in ("vision_config", "image_token_id")):
+        partly = composite(Path(model.path)) is not None if model.path else False
+        why = f"of {model.path} only the language model is read, a {hf_config.model_type}" if partly else None
         if model.processor is not None:
             raise ConfigError(
                 "An image processor is given, but the model takes no images.",
@@ -199,8 +200,11 @@ def load_vision(
         if why is not None:
             tell(f"the model gets no images: {why}")
         return None
-    if lacking := lacking_sizes(hf_config):
+    lacking = lacking_sizes(part)
+    if lacking or part is not hf_config:
         why = f"its vision_config lacks the sizes of image patches: {', '.join(lacking)}"
+        if not lacking:
+            why = "no test compares what its thinker makes of images, videos and sound with Hugging Face"
         if model.processor is not None:
             raise ConfigError(
                 f"Images are not supported for models of model_type {hf_config.model_type}.",

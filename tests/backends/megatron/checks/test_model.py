@@ -201,15 +201,6 @@ def test_an_option_by_which_the_bias_of_an_ernie_would_be_lost_is_refused(option
     assert reason in refused.message
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_omni", "qwen3_omni_moe"])
-def test_families_whose_config_no_class_of_logits_takes_are_refused(family):
-    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-
-    assert CONFIG_MAPPING[family] not in MODEL_FOR_CAUSAL_LM_MAPPING
-    assert CONFIG_MAPPING[family] not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    assert "AutoModelForCausalLM refuses it" in refusal({"model_type": family}).message
-
-
 @pytest.mark.parametrize(("size", "square"), [(32, True), (64, True), (48, False)])
 def test_experts_whose_orientation_no_shape_tells_are_refused(size, square):
     published = PUBLISHED["qwen3_vl_moe"]

@@ -4,6 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from anytron_megatron.training.memory import release_memory
+
 SECTIONS = {
     "bfloat16": {"model": {"dtype": "bfloat16"}, "engine": {"distributed_optimizer": False}},
     "sharded": {"engine": {"distributed_optimizer": True}, "parallel": {"data_parallel_size": 2}},
@@ -45,3 +47,14 @@ def test_what_is_offloaded_between_updates_changes_no_bit(start_engine, recorded
     assert before == pytest.approx(expected, rel=0.05)
     # And after the first update two moments, which replicas share.
     assert after == pytest.approx([expected + weights * 8] * 2, rel=0.05)
+
+
+def test_a_model_that_is_released_takes_no_activation_function_of_others_along():
+    """transformers has one module of it for all models of a process."""
+    from transformers.activations import gelu_pytorch_tanh
+
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), gelu_pytorch_tanh)
+    linear = model[0]
+    release_memory([model])
+    assert vars(model) == vars(linear) == {}
+    torch.testing.assert_close(gelu_pytorch_tanh(torch.zeros(2)), torch.zeros(2))

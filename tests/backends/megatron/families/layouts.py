@@ -136,6 +136,8 @@ MODELS = (
     Model("qwen3_vl", "Qwen3-VL, images", DENSE, quick=(ONE_PADDED, CP2)),
 )
 _TILES = r"^(vision_tower|multi_modal_projector)\."
+_MINICPM = r"^model\.(vision_tower|merger)\."
+_SENSES = r"^thinker\.(visual|audio_tower)\."
 _GEMMA = r"^model\.(vision_tower|audio_tower|embed_vision|embed_audio|vision_embedder)\.|\.layer_scalar$"
 _MUSE = r"^model\.(vision_tower|vision_adapter|vision_projection)\."
 _LLAMA = r"^(vision_model|multi_modal_projector)\."
@@ -181,6 +183,9 @@ PUBLISHED_MODELS = (
     Model("muse_glimmer", "Muse Glimmer", PUBLISHED_DENSE, quick=(ONE,), learning_rate=1 / 64, still=_MUSE),
     Model("llama4_scout", "Llama 4 Scout", PUBLISHED_EXPERTS, quick=(ONE,), still=_LLAMA),
     Model("llama4_maverick", "Llama 4 Maverick", PUBLISHED_EXPERTS, quick=(), still=_LLAMA),
+    Model("minicpmv4_6", "MiniCPM-V 4.6", PUBLISHED_DENSE, quick=(ONE,), still=_MINICPM),
+    Model("qwen3_omni_moe", "Qwen3-Omni", PUBLISHED_EXPERTS, quick=(ONE,), still=_SENSES),
+    Model("qwen2_5_omni", "Qwen2.5-Omni", PUBLISHED_DENSE, quick=(ONE,), still=_SENSES),
     Model("glm4v_moe", "GLM-4.5V, images", PUBLISHED_IMAGE_EXPERTS, quick=()),
     Model("kimi_k25", "Kimi-K2.5", PART_EXPERTS, quick=(ONE,)),
     Model("kimi_vl", "Kimi-VL", PART_EXPERTS, quick=()),
@@ -196,19 +201,21 @@ EVERY_MODEL = (*MODELS, *PUBLISHED_MODELS)
 
 WITH_ADAPTERS = (
     "glm4_5_air", "glm4_6", "olmoe", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "kimi_k2", "moonlight", "dots1",
-    "internlm3", "glm4_moe_lite", "internvl3_5", "gemma4_12b", "muse_glimmer",
+    "internlm3", "glm4_moe_lite", "internvl3_5", "gemma4_12b", "muse_glimmer", "minicpmv4_6", "qwen2_5_omni",
+    "qwen3_omni_moe",
 )  # fmt: skip
 """Published configurations of which ``tests/backends/megatron/lora`` trains adapters."""
 WITH_CACHE = (
     "glm4_5_air", "glm4_6", "minimax_m2", "qwen2_moe", "olmoe", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "hy_v3",
     "kimi_k2", "moonlight", "dots1", "internlm3", "mimo", "glm4", "glm4_moe_lite", "internvl3_5", "internvl3_5_moe",
     "internvl3", "llama4_scout", "llama4_maverick", "kimi_k25", "kimi_vl", "internvl_chat", "internvl_chat_moe",
-    "internvl_chat_qwen2", "ovis2_5", "llava_onevision1_5",
+    "internvl_chat_qwen2", "ovis2_5", "llava_onevision1_5", "qwen2_5_omni", "qwen3_omni_moe",
 )  # fmt: skip
 """Published configurations that ``tests/backends/megatron/generation`` generates with."""
 WITH_REPLAY = (
     "glm4_5_air", "gpt_oss", "minimax_m2", "qwen2_moe", "olmoe", "deepseek_v2", "ernie4_5_moe", "hy_v3", "qwen3_5_moe",
     "kimi_k2", "dots1", "glm4_moe_lite", "qwen3_vl_moe", "glm4v_moe", "kimi_k25", "kimi_vl", "internvl_chat_moe",
+    "qwen3_omni_moe",
 )  # fmt: skip
 """Published configurations whose routing ``tests/backends/megatron/experts/test_published_routing.py`` replays."""
 

@@ -16,7 +16,7 @@ from anytron.proof.verification.hugging_face import ExpectedGradients, expected_
 from anytron.proof.verification.weights import stored_weights
 from anytron.run.trainer.updates import UpdatePlan
 from anytron.task.data.model_files import as_known, composite
-from anytron.task.data.pretrained import model_class, take_latent_epsilon
+from anytron.task.data.pretrained import logits_config, model_class, take_latent_epsilon
 from anytron_conformance.tiny_models import IMAGE_TOKEN
 
 if TYPE_CHECKING:
@@ -117,7 +117,8 @@ def observe(ranks: Ranks, model: Path, layout: Layout, truth: Truth, loss: Polic
 
 def hugging_face_logits(model: Path, batch: RaggedBatch, dtype: torch.dtype) -> Tensor:
     """What transformers computes, sequence by sequence: float32 ``[T, V]``."""
-    config = AutoConfig.for_model(**as_known(json.loads((model / "config.json").read_text(encoding="utf-8"))))
+    whole = AutoConfig.for_model(**as_known(json.loads((model / "config.json").read_text(encoding="utf-8"))))
+    config = logits_config(whole)
     if composite(model) is None:
         computed = model_class(config).from_pretrained(model, config=config, dtype=dtype).eval()
     else:
@@ -175,7 +176,8 @@ class Truth:
 
     Attributes:
         batch: The trajectories.
-        checkpoint: The model's tensors: of a directory with other models, the language model's.
+        checkpoint: The model's tensors: of a directory with other models, the language model's; without an Omni
+            model's talker.
         logits: Hugging Face's, float32.
         half_logits: Hugging Face's in bfloat16.
         expected: Hugging Face's gradients, float32, and the trajectories with log-probs that are slightly off-policy

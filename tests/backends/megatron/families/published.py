@@ -20,6 +20,7 @@ from anytron_conformance.tiny_models import write_random_model
 from tests.backends.megatron.families.published_composites import OTHER_TENSORS, WHOLE_MODELS
 from tests.backends.megatron.families.published_images import VISION_MODELS
 from tests.backends.megatron.families.published_latent import LATENT_MODELS
+from tests.backends.megatron.families.published_omni import OMNI_MODELS
 from tests.backends.megatron.families.published_text import LANGUAGE_MODELS
 from tests.backends.megatron.families.published_towers import IDLE_TOWERS
 
@@ -31,6 +32,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     **LATENT_MODELS,
     **VISION_MODELS,
     **IDLE_TOWERS,
+    **OMNI_MODELS,
     **WHOLE_MODELS,
 }
 """Name -> Hugging Face config, with ``model_type``."""

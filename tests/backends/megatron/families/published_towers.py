@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from anytron_conformance.tiny_models import IMAGE_TOKEN, VIDEO_TOKEN, VISION_END, VISION_START
+from anytron_conformance.tiny_models import DELTA_NET, IMAGE_TOKEN, VIDEO_TOKEN, VISION_END, VISION_START
 from tests.backends.megatron.families.published_text import HEADS, SIZES
 
 _TILES = {
@@ -179,6 +179,22 @@ _LLAMA_TOKENS = {
     "tie_word_embeddings": False,
 }
 
+_MINICPM_TOWER = {
+    "model_type": "minicpmv4_6_vision",
+    "attention_dropout": 0.0,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_size": 32,
+    "image_size": 32,
+    "insert_layer_id": 1,
+    "intermediate_size": 64,
+    "layer_norm_eps": 1e-6,
+    "num_attention_heads": 2,
+    "num_channels": 3,
+    "num_hidden_layers": 3,
+    "patch_size": 4,
+    "window_kernel_size": [2, 2],
+}
+
 IDLE_TOWERS: dict[str, dict[str, Any]] = {
     # OpenGVLab/InternVL3_5-8B-HF
     "internvl3_5": {
@@ -333,6 +349,39 @@ IDLE_TOWERS: dict[str, dict[str, Any]] = {
         "out_hidden_size": 128,
         "projector_hidden_act": "gelu",
         "projector_hidden_size": 48,
+    },
+    # openbmb/MiniCPM-V-4.6, which has as many heads of keys as of values; its rope_parameters have no mrope_section
+    "minicpmv4_6": {
+        "model_type": "minicpmv4_6",
+        "text_config": {
+            **SIZES,
+            **HEADS,
+            **DELTA_NET,
+            "model_type": "qwen3_5_text",
+            "attention_bias": False,
+            "attn_output_gate": True,
+            "full_attention_interval": 4,
+            "layer_types": [*["linear_attention"] * 3, "full_attention"],
+            "linear_num_key_heads": 4,
+            "mamba_ssm_dtype": "float32",
+            "mlp_only_layers": [],
+            "mtp_num_hidden_layers": 1,
+            "mtp_use_dedicated_embeddings": False,
+            "partial_rotary_factor": 0.25,
+            "rms_norm_eps": 1e-6,
+            "rope_parameters": {"partial_rotary_factor": 0.25, "rope_theta": 10000000, "rope_type": "default"},
+            "tie_word_embeddings": True,
+        },
+        "vision_config": _MINICPM_TOWER,
+        "drop_vision_last_layer": False,
+        "image_size": 32,
+        "image_token_id": IMAGE_TOKEN,
+        "insert_layer_id": 1,
+        "merge_kernel_size": [2, 2],
+        "merger_times": 1,
+        "patch_size": 4,
+        "tie_word_embeddings": True,
+        "video_token_id": VIDEO_TOKEN,
     },
 }
 """Name -> Hugging Face config, with ``model_type``."""

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from anytron.task.data.pretrained import model_class
+from anytron.task.data.pretrained import logits_config, model_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -30,8 +30,9 @@ SHARED = (
 )
 """Hugging Face layers that Megatron keeps in one: they share ``A``."""
 ALONE = {"o_proj", "down_proj", "out_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"}
-LANGUAGE = ("model.language_model.layers.", "language_model.model.layers.", "model.layers.")
+LANGUAGE = ("model.language_model.layers.", "language_model.model.layers.", "thinker.model.layers.", "model.layers.")
 """How names of the language model's layers begin: in a vision-language model's modules, and in older forms of files."""
+TOWERS = ("visual.", "vision_tower.", "thinker.visual.")
 
 
 def weight_of(tensor_name: str, weights: Collection[str]) -> str:
@@ -52,7 +53,7 @@ def write_random_adapter(model: Path, directory: Path) -> Path:
     """Write an adapter of every linear layer of a tiny model, both factors far from zero."""
     generator, first_factors, tensors = torch.Generator().manual_seed(5), {}, {}
     weights = load_file(model / "model.safetensors")
-    vision = any(name.removeprefix("model.").startswith(("visual.", "vision_tower.")) for name in weights)
+    vision = any(name.removeprefix("model.").startswith(TOWERS) for name in weights)
     for name, weight in weights.items():
         form = next((form for form in LANGUAGE if name.startswith(form)), None)
         leaf = name.removesuffix(".weight").rpartition(".")[2]
@@ -135,8 +136,8 @@ def hf_model(tiny_family):
 
     def build(family_or_directory):
         directory = tiny_family(family_or_directory) if isinstance(family_or_directory, str) else family_or_directory
-        chosen = model_class(AutoConfig.from_pretrained(directory))
-        return chosen.from_pretrained(directory, dtype=torch.float32)
+        config = logits_config(AutoConfig.from_pretrained(directory))
+        return model_class(config).from_pretrained(directory, config=config, dtype=torch.float32)
 
     return build
 

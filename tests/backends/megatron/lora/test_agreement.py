@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from anytron.proof.verification.weights import stored_weights
 from anytron.sequences.batch import TokenOutputs
 from tests.backends.megatron.families.layouts import WITH_ADAPTERS
 from tests.backends.megatron.lora.conftest import SCALING, shared_group, token_scores, weight_of
@@ -90,9 +91,9 @@ def test_the_written_adapter_is_the_merged_model_in_peft(family, one_rank, peft_
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_model_itself_is_what_it_was_and_the_merged_one_adds_b_times_a(family, one_rank, tiny_family):
     trained = one_rank(family)
-    before = load_file(tiny_family(family) / "model.safetensors")
+    before = stored_weights(tiny_family(family))
     merged = load_file(trained.directory / "merged.safetensors")
-    saved = load_file(trained.directory / "hf" / "model.safetensors")
+    saved = stored_weights(trained.directory / "hf")
     second_factors = {weight_of(name, before): value for name, value in trained.adapter.items() if ".lora_B." in name}
     first_factors = {weight_of(name, before): value for name, value in trained.adapter.items() if ".lora_A." in name}
 

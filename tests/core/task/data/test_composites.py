@@ -170,3 +170,14 @@ def test_an_engine_that_does_not_declare_it_is_refused(directory, monkeypatch):
     assert "it lacks the capability language_part" in refused.message
     assert refused.fix == "set engine.name=megatron"
     assert found(None) == []
+
+
+def test_the_talker_of_an_omni_model_is_another_model(tmp_path):
+    fields = {"model_type": "qwen3_omni_moe", "thinker_config": {"text_config": SIZES}}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    thinker, others = "thinker.lm_head.weight", ["talker.model.norm.weight", "code2wav.x", "token2wav.x"]
+    names = tensor_names(tmp_path)
+    assert composite(tmp_path) is None
+    assert names.inner(thinker) == names.outer(thinker) == thinker
+    assert [names.inner(name) for name in others] == [None] * 3
+    assert TensorNames().inner(others[0]) == others[0]

@@ -9,19 +9,30 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
+)
 
 from anytron.base.errors import ConfigError
 from anytron.config.imports import resolve
 from anytron.config.schema import ModelSection
+from anytron.task.data.model_files import logits_fields, read_config
 from anytron.task.data.pretrained import (
+    SPEAKER_FILE,
     TOKENIZER,
     directory_diagnostics,
     end_token_ids,
     load_hf_config,
     load_tokenizer,
+    logits_config,
+    model_class,
     padding_token_id,
     save_generation_config,
+    save_speakers,
     take_latent_epsilon,
 )
 
@@ -141,3 +152,42 @@ def test_every_norm_has_the_epsilon_of_the_config(family):
     take_latent_epsilon(model)
     norms = [module.variance_epsilon for module in model.modules() if hasattr(module, "variance_epsilon")]
     assert norms == [1e-3] * 5
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_omni", "qwen3_omni_moe"])
+def test_of_an_omni_model_the_thinker_computes_logits(family, tmp_path):
+    whole = AutoConfig.for_model(family)
+    assert type(whole) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    assert model_class(whole) is AutoModelForMultimodalLM
+    assert logits_config(whole) is whole.thinker_config
+    assert model_class(whole.thinker_config) is AutoModelForImageTextToText
+    with torch.device("meta"):
+        thinker = AutoModelForImageTextToText.from_config(whole.thinker_config)
+    assert type(thinker).__name__.endswith("ThinkerForConditionalGeneration")
+    assert logits_config(whole.thinker_config) is whole.thinker_config
+
+    whole.save_pretrained(tmp_path)
+    fields = read_config(tmp_path)
+    assert fields["model_type"] == family
+    for part in ("text_config", "vision_config", "audio_config"):
+        assert fields[part]["model_type"] == getattr(whole.thinker_config, part).model_type
+    assert "talker_config" in fields
+    assert logits_fields(fields) == fields
+    assert logits_fields(fields["text_config"]) is fields["text_config"]
+
+
+def test_the_voices_of_a_talker_are_copied_and_nothing_else_is(tmp_path):
+    origin, saved = tmp_path / "origin", tmp_path / "saved"
+    for directory in (origin, saved):
+        directory.mkdir()
+    section = ModelSection(path=str(origin), tokenizer="t")
+    save_speakers(section, saved)
+    assert list(saved.iterdir()) == []
+    torch.save({"Chelsie": {"bos_token": 1}}, origin / SPEAKER_FILE)
+    save_speakers(section, saved)
+    assert torch.load(saved / SPEAKER_FILE, weights_only=True) == {"Chelsie": {"bos_token": 1}}
+    (tmp_path / "secret").write_text("of somebody else")
+    (origin / SPEAKER_FILE).unlink()
+    (origin / SPEAKER_FILE).symlink_to(tmp_path / "secret")
+    with pytest.raises(ConfigError, match="must be an archive"):
+        save_speakers(section, saved)
