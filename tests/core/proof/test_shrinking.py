@@ -181,3 +181,11 @@ def test_a_malformed_field_is_named(tmp_path):
     with pytest.raises(ConfigError, match="malformed") as refusal:
         shrink_run(file, [], tmp_path / "scratch")
     assert "num_hidden_layers" in refusal.value.why
+
+
+def test_a_model_whose_images_have_no_grid_is_refused():
+    """Its run would get a processor of images, which the model does not take."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 128}
+    fields = {"model_type": "minicpmv4_6", "text_config": {"model_type": "qwen3_5_text", **sizes}, "vision_config": {}}
+    with pytest.raises(ConfigError, match="a tower that reads patches with a grid"):
+        shrink_published(fields, "config.json", ONE)

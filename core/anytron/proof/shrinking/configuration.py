@@ -100,6 +100,8 @@ def shrink(config: Mapping[str, Any], where: str, layout: ParallelSizes, read: R
     if isinstance(fields.get(VISION), dict):
         tower = _known(fields[VISION], getattr(whole, VISION, None))
         _check_tower(tower, where)
+        if whole is not None and "spatial_merge_size" not in tower:  # it would get text only
+            raise impossible(where, f"{VISION} does not describe a tower that reads patches with a grid")
         towers = vision.new_vision_sizes(tower, width, sizes.get(first(known, WIDTH)[0], width))
         _apply(fields[VISION], towers, tower)
     vocabulary: int = sizes[VOCABULARY] if VOCABULARY in sizes else known[VOCABULARY]
