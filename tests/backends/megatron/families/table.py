@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from anytron.device.patches.plan import installed_version
 from anytron.sequences.masks import MaskKind
+from anytron.task.data.model_files import logits_fields
 from anytron_megatron.checks.model import model_diagnostics
 from anytron_megatron.checks.subject import Subject
 from anytron_megatron.models.configuration import accepted_masks
@@ -130,7 +131,7 @@ def _accepted(family: Family, sequence_format: str, ranks: int, *, portable: boo
 
 def _sees(family: Family) -> bool:
     """Whether a family has a vision tower, for images or not."""
-    return any("vision_config" in model.config for model in EVERY_MODEL if model.family is family)
+    return any("vision_config" in logits_fields(model.config) for model in EVERY_MODEL if model.family is family)
 
 
 def _kinds(accepted: frozenset[MaskKind]) -> str:
