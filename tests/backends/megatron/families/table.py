@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from anytron.device.patches.plan import installed_version
 from anytron.sequences.masks import MaskKind
-from anytron.task.data.model_files import as_known
+from anytron.task.data.model_files import as_known, logits_fields
 from anytron_megatron.checks.model import model_diagnostics
 from anytron_megatron.checks.subject import Subject
 from anytron_megatron.models.configuration import accepted_masks
@@ -131,7 +131,8 @@ def _accepted(family: Family, sequence_format: str, ranks: int, *, portable: boo
 
 def _sees(family: Family) -> bool:
     """Whether a family is built with a vision tower, for images or not."""
-    return any("vision_config" in as_known(model.config) for model in EVERY_MODEL if model.family is family)
+    configs = (logits_fields(as_known(model.config)) for model in EVERY_MODEL if model.family is family)
+    return any("vision_config" in config for config in configs)
 
 
 def _kinds(accepted: frozenset[MaskKind]) -> str:
