@@ -108,7 +108,6 @@ def save_trained_models(
         config: The run's configuration.
         trainer: The training engine.
         tokenizer: Written beside the weights, as the image processor is.
-        draw: Changes the initial weights of the model, with torch's generator.
         path: The run's directory.
     """
 
