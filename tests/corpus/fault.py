@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 ROLES = ("trainer", "rollout", "driver")
 """Processes: training ranks, rollout replicas, and the process of ``anytron train`` itself."""
 
+ENDS = "the run ends"
+"""In place of a rule: the run itself notices the fault, and its error has the words of ``says``."""
+
 
 class Fault(Mutant):
     """The processor with one published fault.
@@ -25,7 +28,7 @@ class Fault(Mutant):
     Attributes:
         run: The run in which it changes a number: a key of ``tests.corpus.runs.RUNS``.
         changes_a_run: Whether a run of two steps shows it; otherwise only the rule's own number does.
-        rule: The check of ``anytron verify``, or the rule of ``anytron conformance``, that must fail.
+        rule: The check of ``anytron verify``, or the rule of ``anytron conformance``, that must fail; or :data:`ENDS`.
     """
 
     run, changes_a_run = "", True

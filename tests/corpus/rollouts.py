@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from tests.corpus.fault import Fault, in_place_of
+from tests.corpus.fault import ENDS, Fault, in_place_of
 
 GENERATE = "anytron_rollout.transformers_engine:generate"
 ENGINE = "anytron_rollout.transformers_engine:TransformersEngine"
@@ -153,3 +153,26 @@ class ResultsInOrderOfCompletion(Fault):
     @in_place_of(f"{ENGINE}._generate", role="rollout")
     def generate(original, self, requests, version):
         return sorted(original(self, requests, version), key=lambda one: len(one.tokens))
+
+
+class EngineSeedUsedForEachRequest(Fault):
+    """All copies of a prompt draw with the seed of the engine, and get the same answer."""
+
+    run, rule = "qwen3", "samples-of-a-prompt"
+
+    @staticmethod
+    @in_place_of(GENERATE, role="rollout")
+    def generate(original, model, requests, *arguments, **named):
+        return original(model, [replace(one, seed=1) for one in requests], *arguments, **named)
+
+
+class OnlyOneEndTokenKnown(Fault):
+    """The engine stops at an end token, and the tokens after it count as the response."""
+
+    run, rule, says = "qwen3", ENDS, "it goes on after an end token"
+
+    @staticmethod
+    @in_place_of("anytron_rollout.generation:TokenSampler.responses", role="rollout")
+    def responses(original, self, sequences, version):
+        self.stopping.ends = torch.zeros_like(self.stopping.ends)
+        return original(self, sequences, version)

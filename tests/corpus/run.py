@@ -29,6 +29,7 @@ from anytron_conformance.rules import LEVELS, rules_of  # noqa: E402 - run as a 
 from tests.conformance.mutant import Unbroken  # noqa: E402
 from tests.conformance.verified import Laboratory  # noqa: E402
 from tests.corpus.catalog import every_fault, missing  # noqa: E402
+from tests.corpus.fault import ENDS  # noqa: E402
 from tests.corpus.runs import RUNS  # noqa: E402
 from tests.warm_python import end_server  # noqa: E402
 
@@ -71,6 +72,8 @@ def outcome_of(fault: type[Fault], laboratory: Laboratory, healthy: dict[str, di
         if fault.changes_a_run:
             finding = laboratory.look(fault, (fault.run,))
             changes, checks = finding.how, finding.checks
+            if finding.ended and fault.rule == ENDS and fault.says in finding.how:
+                checks = {ENDS: finding.how}
         else:
             checks = laboratory.verify(fault, fault.run)
             changes = checks.get(fault.rule, "")

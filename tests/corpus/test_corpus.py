@@ -12,6 +12,7 @@ from anytron.config.schema import RunConfig
 from anytron.proof.verification.objective import check_advantages, check_loss
 from tests.corpus import kernels
 from tests.corpus.catalog import every_fault
+from tests.corpus.page import PAGE, with_table
 from tests.corpus.run import explained
 from tests.corpus.runs import RUNS
 from tests.corpus.test_published import published
@@ -30,6 +31,11 @@ def test_each_fault_is_made_after_an_entry_and_has_a_run():
     assert len(set(names)) == len(names)
     assert {fault.run for fault in faults} <= RUNS.keys()
     assert all(fault.__doc__ for fault in faults)
+
+
+def test_the_page_has_the_faults_and_their_rules():
+    text = PAGE.read_text(encoding="utf-8")
+    assert with_table(text) == text, "run python -m tests.corpus.page"
 
 
 @pytest.mark.parametrize("fault", WITHOUT_ENGINE, ids=lambda fault: fault.entry())

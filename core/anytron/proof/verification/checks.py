@@ -13,6 +13,7 @@ from anytron.proof.verification.comparisons import (
     compare_logits,
     compare_observations,
     compare_sampled,
+    compare_samples,
     compare_token_outputs,
     measured,
 )
@@ -221,6 +222,11 @@ class _Run(Shared):
         own = self._forward().by_temperature[self._config.rollout.temperature].log_probs
         assert own is not None
         return compare_sampled(name, self._config.model.dtype, batch, own, f"of {batch.num_sequences} responses")
+
+    @check("samples-of-a-prompt")
+    def samples_of_a_prompt(self, name: str) -> Result:
+        """Look whether the samples of each prompt differ."""
+        return compare_samples(name, self._trajectories().batch)
 
     @check("rollout-follows-updates")
     def rollout_follows_updates(self, name: str) -> Result:

@@ -134,6 +134,34 @@ def compare_sampled(check: str, dtype: str, batch: RaggedBatch, log_probs: Tenso
     return measured(check, largest(seen - log_probs[drawn]), tolerance(dtype, seen), detail)
 
 
+_CHANCE = 1e-6
+"""Probability below which equal samples are no coincidence."""
+
+
+def compare_samples(check: str, batch: RaggedBatch) -> Result:
+    """Look whether the samples of each prompt differ, unless their own log-probs say that they may be equal.
+
+    Args:
+        check: Name of the check.
+        batch: Sampled responses with ``groups`` and ``rollout_log_probs``; each group has two or more.
+    """
+    assert batch.groups is not None
+    assert batch.rollout_log_probs is not None
+    lengths = batch.lengths.tolist()
+    rows = list(zip(batch.tokens.split(lengths), batch.rollout_log_probs.split(lengths), strict=True))
+    chance, different, groups = 0.0, 0, batch.groups.unique().tolist()
+    for group in groups:
+        (first, log_probs), *others = (row for row, number in zip(rows, batch.groups, strict=True) if number == group)
+        different += any(not first.equal(tokens) for tokens, _ in others)
+        chance += len(others) * float(log_probs.sum())
+    if different:
+        return measured(check, 0.0, 0.0, f"the samples of {different} of {len(groups)} prompts differ")
+    detail = f"all samples of each of {len(groups)} prompts are equal, which chance makes with probability"
+    if chance > math.log(_CHANCE):
+        return Result(check, "skipped", f"{detail} {math.exp(chance):.2g}: too little to tell")
+    return measured(check, 1.0, 0.0, f"{detail} {math.exp(chance):.1g}: look at the seeds of requests")
+
+
 def compare_observations(check: str, dtype: str, own: Observation, found: Observation, what: str) -> Result:
     """Compare the absolute differences of log-probs and values, and the relative differences of gradient norms.
 

@@ -118,6 +118,10 @@ def mistake_in(
         return f"it has {tokens} tokens, but only {longest} were allowed"
     if response.stop_reason == "abort":
         return "it was aborted"
+    sampling = request.sampling
+    ends = [place for place, token in enumerate(response.tokens, start=1) if token in sampling.end_token_ids]
+    if early := [place for place in ends if sampling.min_new_tokens <= place < tokens]:
+        return f"it goes on after an end token, its {early[0]}. of {tokens} tokens"
     found = [version for version, _ in response.version_runs]
     if other := sorted(set(found) - set(versions)):
         return f"it comes from weights of version {', '.join(map(str, other))}, but version {versions[-1]} is current"

@@ -88,6 +88,10 @@ def test_a_replica_that_is_lost_is_replaced_and_others_make_its_responses(expect
     assert executor.started == [(0, 2), (1, 2), (0, 2)]
 
 
+END = 5000
+"""No honest engine of these tests draws it."""
+
+
 def extra(finished, engine):
     return [*finished, (12345, Response((), (), "stop", ()))]
 
@@ -107,6 +111,7 @@ WRONG = {
     "versions": (changed(versions=()), "2 tokens have 2 log-probs and 0 versions"),
     "length": (changed(tokens=(1,) * 6, log_probs=(0.0,) * 6, versions=(1,) * 6), "6 tokens, but only 5 were allowed"),
     "aborted": (changed(stop_reason="abort"), "it was aborted"),
+    "goes on": (changed(tokens=(END, 2)), "it goes on after an end token, its 1. of 2 tokens"),
     "mixed": (changed(versions=(0, 1)), "it comes from weights of version 0, but version 1 is current"),
 }
 
@@ -124,8 +129,9 @@ def test_a_replica_that_answers_wrongly_is_replaced(change, message):
     for each in (pool, honest):
         each.load_weights(weights(1))
 
-    assert pool.finish(pool.begin(PROMPTS, SAMPLING, 4, seed=0)) == honest.finish(
-        honest.begin(PROMPTS, SAMPLING, 4, seed=0)
+    sampling = replace(SAMPLING, end_token_ids=(END,))
+    assert pool.finish(pool.begin(PROMPTS, sampling, 4, seed=0)) == honest.finish(
+        honest.begin(PROMPTS, sampling, 4, seed=0)
     )
     (error,) = losses.errors
     assert error.what == "Rollout replica 1 returned an invalid result."
