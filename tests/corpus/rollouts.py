@@ -79,25 +79,6 @@ class KernelReadsAStaleTransposedCopy(Fault):
         return values @ self.kept if self.bias is None else values @ self.kept + self.bias
 
 
-class PrefixCacheKeptWhileRequestsRun(Fault):
-    """Keys and values of a prompt are kept over an update of the weights."""
-
-    run, rule, changes_a_run = "qwen3", "rollout-follows-updates", False
-
-    @staticmethod
-    @in_place_of("anytron_rollout.generation:read_prompts", role="rollout")
-    def read(original, model, input_ids, attention_mask, rows, owners):
-        cache = original(model, input_ids, attention_mask, rows, owners)
-        kept = model.__dict__.setdefault("kept_prompts", {})
-        for owner, row in enumerate(rows):
-            key = tuple(input_ids[row].tolist())
-            mine = [place for place, one in enumerate(owners) if one == owner]
-            values = [(layer.keys[mine[0]].clone(), layer.values[mine[0]].clone()) for layer in cache.layers]
-            for layer, (keys, states) in zip(cache.layers, kept.setdefault(key, values), strict=True):
-                layer.keys[mine], layer.values[mine] = keys, states
-        return cache
-
-
 class WeightSyncBehindTheCacheFlag(Fault):
     """New weights are sent to the rollout engine only if an option frees its cache."""
 
