@@ -58,6 +58,10 @@ def same_for_all(batch, rewards, algorithm):
     return Advantages(batch.advantages * 0.0 + rewards.mean())
 
 
+def against_the_critic(batch, rewards, algorithm):
+    return Advantages(torch.where(batch.response_mask, -batch.values, 0.0), batch.values)
+
+
 def of_all_tokens(batch, rewards, algorithm):
     return Advantages(batch.old_log_probs - batch.old_log_probs.mean())
 
@@ -83,6 +87,11 @@ def test_a_function_of_yours_is_asked_on_what_it_depends(check, key, function, s
     result = check("check", configured(**{key: f"{__name__}:{function.__name__}"}))
     assert result.status == status, result.detail
     assert says in result.detail
+
+
+def test_an_estimator_of_yours_gets_the_critic_s_values():
+    config = configured("ppo_sort", advantage=f"{__name__}:{against_the_critic.__name__}")
+    assert check_advantages("advantages", config).status == "passed"
 
 
 @pytest.mark.parametrize("term", ["kl_coefficient", "entropy_coefficient", "dual_clip"])

@@ -34,6 +34,12 @@ ONE, OTHER, THIRD = [1, 2, 3, 4, 5], [1, 2, 3, 4, 6], [7, 8, 8, 8, 8]
     ],
 )
 def test_equal_samples_fail_unless_chance_makes_them(rows, log_prob, status, says):
-    result = compare_samples("samples-of-a-prompt", batch(*rows, log_prob=log_prob))
+    result = compare_samples("samples-of-a-prompt", batch(*rows, log_prob=log_prob), narrowed=False)
     assert result.status == status
     assert says in result.detail
+
+
+@pytest.mark.parametrize(("rows", "status"), [((ONE, ONE), "skipped"), ((ONE, OTHER), "passed")])
+def test_equal_samples_may_be_the_only_ones_of_top_k(rows, status):
+    result = compare_samples("samples-of-a-prompt", batch(*rows, log_prob=-9.0), narrowed=True)
+    assert result.status == status, result.detail

@@ -226,7 +226,9 @@ class _Run(Shared):
     @check("samples-of-a-prompt")
     def samples_of_a_prompt(self, name: str) -> Result:
         """Look whether the samples of each prompt differ."""
-        return compare_samples(name, self._trajectories().batch)
+        rollout = self._config.rollout
+        narrowed = rollout.top_k > 0 or rollout.top_p < 1.0
+        return compare_samples(name, self._trajectories().batch, narrowed=narrowed)
 
     @check("rollout-follows-updates")
     def rollout_follows_updates(self, name: str) -> Result:

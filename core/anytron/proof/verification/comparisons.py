@@ -138,12 +138,13 @@ _CHANCE = 1e-6
 """Probability below which equal samples are no coincidence."""
 
 
-def compare_samples(check: str, batch: RaggedBatch) -> Result:
+def compare_samples(check: str, batch: RaggedBatch, *, narrowed: bool) -> Result:
     """Look whether the samples of each prompt differ, unless their own log-probs say that they may be equal.
 
     Args:
         check: Name of the check.
         batch: Sampled responses with ``groups`` and ``rollout_log_probs``; each group has two or more.
+        narrowed: Whether top-k or top-p restrict the choice of tokens: log-probs are those before, and say too little.
     """
     assert batch.groups is not None
     assert batch.rollout_log_probs is not None
@@ -156,6 +157,10 @@ def compare_samples(check: str, batch: RaggedBatch) -> Result:
         chance += len(others) * float(log_probs.sum())
     if different:
         return measured(check, 0.0, 0.0, f"the samples of {different} of {len(groups)} prompts differ")
+    if narrowed:
+        return Result(
+            check, "skipped", "all samples of a prompt are equal, which rollout.top_k or rollout.top_p may do"
+        )
     detail = f"all samples of each of {len(groups)} prompts are equal, which chance makes with probability"
     if chance > math.log(_CHANCE):
         return Result(check, "skipped", f"{detail} {math.exp(chance):.2g}: too little to tell")

@@ -55,7 +55,7 @@ def check_advantages(check: str, config: RunConfig) -> Result:
     """
     algorithm = config.corrected_algorithm
     rows = made_rows()
-    found = _advantages(rows, algorithm)
+    found = _advantages(rows, config)
     wanted = definitions.advantages(rows, algorithm)
     name, own = algorithm.advantage, torch.tensor([one for row in rows for one in row.own])
     if wanted is not None:
@@ -64,7 +64,7 @@ def check_advantages(check: str, config: RunConfig) -> Result:
         detail = f"{name}: {int(own.sum())} tokens of {len(rows)} sequences in {max(_GROUPS) + 1} groups"
         if difference > _TOLERANCE * size:
             return measured(check, difference, _TOLERANCE * size, f"{detail} differ from the formula's")
-    elsewhere = _advantages([_with_other_numbers_elsewhere(row) for row in rows], algorithm)
+    elsewhere = _advantages([_with_other_numbers_elsewhere(row) for row in rows], config)
     moved = largest((found - elsewhere)[own])
     if moved:
         detail = f"{name}: numbers at tokens that the policy did not write change the advantages of others"
@@ -170,12 +170,12 @@ def _batch(rows: Sequence[Row]) -> RaggedBatch:
     )
 
 
-def _advantages(rows: Sequence[Row], algorithm: AlgorithmSection) -> Tensor:
+def _advantages(rows: Sequence[Row], config: RunConfig) -> Tensor:
     rewards = torch.tensor([row.reward for row in rows])
     batch = _batch(rows)
-    if algorithm.advantage != "gae":  # only a run with a critic has values
+    if config.critic is None:
         batch = replace(batch, values=None)
-    found = with_advantages(batch, rewards, algorithm).advantages
+    found = with_advantages(batch, rewards, config.corrected_algorithm).advantages
     assert found is not None
     return found
 
