@@ -182,8 +182,8 @@ SABOTAGE = {
         "",
     ),
     "an epsilon": (
-        "mcore_bridge:hf_to_mcore_config",
-        "lambda original: lambda config: {**original(config), 'layernorm_epsilon': 1e-6}",
+        "mcore_bridge.config.model_config:ModelConfig.__post_init__",
+        "lambda original: lambda self: (setattr(self, 'layernorm_epsilon', 1e-6), original(self))[1]",
         {"logits", "policy_gradients"},
         "",
     ),

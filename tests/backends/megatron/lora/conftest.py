@@ -11,9 +11,8 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig
 
-from anytron.task.data.pretrained import logits_config, model_class
+from anytron.task.data.pretrained import logits_config, model_class, read_hf_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -136,7 +135,7 @@ def hf_model(tiny_family):
 
     def build(family_or_directory):
         directory = tiny_family(family_or_directory) if isinstance(family_or_directory, str) else family_or_directory
-        config = logits_config(AutoConfig.from_pretrained(directory))
+        config = logits_config(read_hf_config(directory))
         return model_class(config).from_pretrained(directory, config=config, dtype=torch.float32)
 
     return build
