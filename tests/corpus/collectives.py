@@ -179,5 +179,5 @@ class ReplicatedTowerSummedOverTensorParallelRanks(Fault):
         for chunk in chunks:
             for name, parameter in chunk.named_parameters():
                 if "visual" in name:
-                    parameter.sequence_parallel = True
+                    parameter.sequence_parallel, parameter.average_gradients_across_tp_domain = True, False
         return original(chunks, *arguments)

@@ -104,7 +104,7 @@ class NormWithNarrowSum(torch.autograd.Function):
 class Float32GradientReductionNotPassedOn(Fault):
     """Gradients are accumulated and reduced in the dtype of the parameters."""
 
-    run, rule = "bfloat16", "gradients-add-up"
+    run, rule = "bfloat16-small", "gradients-add-up"
 
     @staticmethod
     @in_place_of("anytron_megatron.training.trained_model:DistributedDataParallelConfig")

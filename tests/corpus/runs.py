@@ -98,6 +98,7 @@ RUNS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         },
     ),
     "dp2-small": ("grpo_sort", {"parallel": {"data_parallel_size": 2}, "engine": {"max_tokens_per_micro_batch": 16}}),
+    "bfloat16-small": ("grpo_sort", {"model": {"dtype": "bfloat16"}, "engine": {"max_tokens_per_micro_batch": 16}}),
     "images-tp2": ("grpo_count_shapes", {"parallel": {"tensor_model_parallel_size": 2}}),
     "long": (
         "grpo_sort",

@@ -173,6 +173,7 @@ class _Run(Shared):
     def gradients_add_up(self, name: str) -> Result:
         """Compare the gradient of many micro-batches with the sum that float32 makes of their gradients."""
         self._require_gradients()
+        self._forward()
         self._gradients()
         return check_sums(name, self._config, self._engines.trainer(), self._trajectories().batch)
 
@@ -189,12 +190,13 @@ class _Run(Shared):
         """Compare the load-balancing loss of routers, and its gradients, with their definition."""
         experts.require_experts(self._config, exact=True)
         self._require_gradients()
+        self._forward()
         self._gradients()
         return experts.check_balance(name, self._config, self._engines.trainer_to_update(), self._trajectories().batch)
 
     @check("router-bias")
     def router_bias(self, name: str) -> Result:
-        """Compare how an update moves the biases that choose experts with the experts' numbers of tokens."""
+        """Compare how updates move the biases that choose experts with the experts' numbers of tokens."""
         experts.require_experts(self._config, exact=False)
         self._forward()
         return experts.check_biases(name, self._config, self._engines.trainer_to_update(), self._trajectories().batch)

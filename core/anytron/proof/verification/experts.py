@@ -9,6 +9,7 @@ fewer tokens than the mean, and down where it had more, by the same amount. tran
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,6 +52,8 @@ COPIES = 2
 """Copies of a sequence on each replica."""
 BIAS = "e_score_correction_bias"
 """End of the names of biases that choose experts, in files."""
+UPDATES = 2
+"""Updates of biases that are compared: what happens once, before the first, shows beside the second."""
 BIAS_LIMIT = 1e-2
 """Allowed error of a bias's step, as a part of the step."""
 _METRICS = ("moe/load_balancing_loss", "moe/seq_load_balancing_loss")
@@ -269,7 +272,7 @@ def _coefficient(config: RunConfig) -> float | None:
 
 
 def check_biases(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> Result:
-    """Compare how one update moves the biases that choose experts with the experts' numbers of tokens.
+    """Compare how updates move the biases that choose experts with the experts' numbers of tokens.
 
     Args:
         check: Name of the check.
@@ -285,51 +288,59 @@ def check_biases(check: str, config: RunConfig, trainer: TrainingWorkers, batch:
     text = read_hf_config(model_directory(config)).get_text_config()
     if getattr(text, "aux_loss_alpha", None) == 0 or _transformer(config).get("moe_router_bias_update_rate") == 0:
         raise Inapplicable("the run does not move the biases that choose experts")
-    before = _biases(trainer, config)
-    if not before:
+    biases = [_biases(trainer, config)]
+    if not biases[0]:
         raise Inapplicable("the model has no biases that choose experts")
     plan = replace(plan_of(trainer, config), max_tokens=ALONE)
     count = trainer.dp_size * plan.multiple  # with fewer, copies would fill micro-batches up, and count
     index = torch.arange(-(-max(4, count) // count) * count) % batch.num_sequences
-    given = prepared(trainer, config, plan, replace(batch, groups=None, responses=None).select(index))
+    batch = replace(batch, groups=None, responses=None).select(index)
     loads: Sequence[Tensor] = ()
     if config.model.dtype == "float32":
         try:
-            loads = loads_of(model_directory(config), torch.float32, given)
+            loads = loads_of(model_directory(config), torch.float32, batch)
         except ResourceError as error:
             return of_error(check, error, "skipped")
-    trainer.update(given, plan, LOSS)
-    return compare_biases(check, before, _biases(trainer, config), loads)
+    for _ in range(UPDATES):
+        trainer.update(prepared(trainer, config, plan, batch), plan, LOSS)
+        biases.append(_biases(trainer, config))
+    return compare_biases(check, biases, loads)
 
 
-def compare_biases(check: str, before: Sequence[Tensor], after: Sequence[Tensor], loads: Sequence[Tensor]) -> Result:
-    """Compare the steps of biases with the experts' numbers of tokens.
+def compare_biases(check: str, biases: Sequence[Sequence[Tensor]], loads: Sequence[Tensor]) -> Result:
+    """Compare the steps of biases with the experts' numbers of tokens, and with each other.
 
     Args:
         check: Name of the check.
-        before: Biases ``[E]`` of each layer, before an update.
-        after: The same after it.
-        loads: Tokens of each expert, int64 ``[E]``, of the first layers; layers without are only asked whether all
-            their biases move by one amount.
+        biases: Biases ``[E]`` of each layer, before the first update and after each.
+        loads: Tokens of each expert in the first update, int64 ``[E]``, of the first layers. Other steps are only
+            compared in size.
     """
-    moves = [later.double() - earlier.double() for earlier, later in zip(before, after, strict=True)]
+    moves = [
+        later.double() - earlier.double()
+        for before, after in itertools.pairwise(biases)
+        for earlier, later in zip(before, after, strict=True)
+    ]
     signs = [move.sign() for move in moves]
     for layer, load in enumerate(loads):
         signs[layer] = (load.double().mean() - load).sign()
     sizes = torch.cat([move.abs()[sign != 0] for move, sign in zip(moves, signs, strict=True)])
-    step = float(sizes.median()) if len(sizes) else 0.0
-    layers = f"the biases of {len(moves)} routers"
-    if step == 0.0:
-        return Result(check, "failed", f"{layers} do not move: an update of a bias is lost, or not made")
-    errors = [float((move - step * sign).abs().max()) / step for move, sign in zip(moves, signs, strict=True)]
-    worst = max(range(len(errors)), key=lambda layer: errors[layer])
-    detail = f"{layers} move by {step:.4g} towards equal numbers of tokens"
-    if not errors[worst] <= BIAS_LIMIT:
-        detail = (
-            f"{layers} must move by {step:.4g} towards equal numbers of tokens, and those of router {worst} are off by "
-            f"{errors[worst]:.2g} of this step: look at what counts tokens, at passes that are no updates, and at the "
-            "dtype of the biases, which must be float32"
-        )
+    what = f"biases of {len(biases[0])} routers in {len(biases) - 1} updates"
+    if not sizes.any():
+        return Result(check, "failed", f"the {what} do not move: the update of a bias is lost, or not made")
+    step = float(sizes.median())
+    errors = [
+        float((move - step * sign).abs().max()) / max(step, 1e-12) for move, sign in zip(moves, signs, strict=True)
+    ]
+    worst = max(range(len(errors)), key=lambda number: errors[number])
+    if errors[worst] <= BIAS_LIMIT:
+        return measured(check, errors[worst], BIAS_LIMIT, f"{what} move by {step:.4g} towards equal loads")
+    update, layer = divmod(worst, len(biases[0]))
+    detail = (
+        f"{what} must move by one amount, {step:.4g}, towards equal numbers of tokens, and those of router {layer} in "
+        f"update {update + 1} are off by {errors[worst]:.2g} of it: look at what counts tokens, at passes that are no "
+        "updates, and at the dtype of the biases, which must be float32"
+    )
     return measured(check, errors[worst], BIAS_LIMIT, detail)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from anytron.proof.checks import Inapplicable
 from anytron.proof.verification.empty_shares import texts
-from anytron.proof.verification.engines import Trajectories
+from anytron.proof.verification.engines import MAX_NEW_TOKENS, Trajectories
 from anytron.run.trainer.models import model_directory
 from anytron.task.data.pretrained import read_hf_config
 from anytron.workers.engines.rollout_engine import PromptInputs
@@ -30,9 +30,12 @@ def longest_of(config: RunConfig, batch: RaggedBatch) -> int:
         config: Configuration of the run.
         batch: Sampled responses with their prompts.
     """
-    prompts = int((batch.lengths - batch.response_counts).max())
     context = getattr(read_hf_config(model_directory(config)).get_text_config(), "max_position_embeddings", None)
-    return min(LONGEST, prompts + config.rollout.max_new_tokens, context or LONGEST)
+    most = min(LONGEST, context or LONGEST)
+    if config.supervised:  # its responses come from files
+        return most
+    prompts = int((batch.lengths - batch.response_counts).max())
+    return min(most, prompts + config.rollout.max_new_tokens)
 
 
 def long_sequence(config: RunConfig, batch: RaggedBatch) -> Trajectories:
@@ -43,12 +46,12 @@ def long_sequence(config: RunConfig, batch: RaggedBatch) -> Trajectories:
         batch: Sampled responses with their prompts.
 
     Raises:
-        Inapplicable: No sequence of the run may be longer than those of the batch, or its routing is replayed.
+        Inapplicable: The responses of the batch are as long as those of the run, or its routing is replayed.
     """
     if batch.routing is not None:
         raise Inapplicable("the run replays the rollout's routing, which a made-up sequence has not")
-    length, own = longest_of(config, batch), int(batch.lengths.max())
-    if length <= own:
-        raise Inapplicable(f"no sequence of the run is longer than {own} tokens, which other checks compute")
-    long = texts(batch, (length,))
+    most = config.rollout.max_new_tokens
+    if most <= MAX_NEW_TOKENS and not config.supervised:
+        raise Inapplicable(f"the run's responses have at most {most} tokens, and so have those of the other checks")
+    long = texts(batch, (longest_of(config, batch),))
     return Trajectories([], long, [PromptInputs(tuple(long.tokens.tolist()), None)])
