@@ -106,7 +106,7 @@ def test_biases_move_towards_equal_loads():
     [
         (biases(dtype=torch.bfloat16), LOADS, "must move by one amount"),
         (biases(first=2e-3), LOADS, "in update 1 are off by"),
-        (biases(), [LOADS[0].roll(1), LOADS[1]], "those of router 0 in update 1 are off by 2 of it"),
+        (biases(), [LOADS[0].roll(1), LOADS[1]], "router 0's in update 1 are off by 2 of it"),
         (biases(first=0.0, second=0.0), LOADS, "do not move"),
     ],
     ids=["half-precision", "a-pass-before-the-first", "other-loads", "lost"],

@@ -21,7 +21,7 @@ EXAMPLE = ROOT / "examples" / "grpo_sort.yaml"
 RECURRENT = ROOT / "examples" / "grpo_gated_delta_net.yaml"
 CRITIC = ROOT / "examples" / "ppo_sort.yaml"
 OF_PARTS = {
-    "long-sequence": "the run's responses have at most 4 tokens, and so have those of the other checks",
+    "long-sequence": "the run's responses have at most 4 tokens, as other checks have",
     "multi-token-prediction": "the run trains no multi-token prediction modules",
     **dict.fromkeys(("balance-loss", "router-bias"), "the model has no experts"),
     **dict.fromkeys(("critic-values", "critic-gradients"), "the run has no critic"),

@@ -199,7 +199,7 @@ def check_balance(check: str, config: RunConfig, trainer: TrainingWorkers, batch
     """
     require_experts(config, exact=True)
     if trains_modules(config):
-        raise Inapplicable("prediction modules have routers of their own, which transformers does not know")
+        raise Inapplicable("prediction modules have more routers, which transformers does not know")
     wanted, directory = _coefficient(config), Path(config.trainer.output_dir)
     batch = copies_of_longest(batch, COPIES * trainer.dp_size)
     plans = {
@@ -337,8 +337,8 @@ def compare_biases(check: str, biases: Sequence[Sequence[Tensor]], loads: Sequen
         return measured(check, errors[worst], BIAS_LIMIT, f"{what} move by {step:.4g} towards equal loads")
     update, layer = divmod(worst, len(biases[0]))
     detail = (
-        f"{what} must move by one amount, {step:.4g}, towards equal numbers of tokens, and those of router {layer} in "
-        f"update {update + 1} are off by {errors[worst]:.2g} of it: look at what counts tokens, at passes that are no "
+        f"{what} must move by one amount, {step:.4g}, towards equal numbers of tokens, and router {layer}'s in "
+        f"update {update + 1} are off by {errors[worst]:.2g} of it: look at what counts tokens, at passes outside of "
         "updates, and at the dtype of the biases, which must be float32"
     )
     return measured(check, errors[worst], BIAS_LIMIT, detail)

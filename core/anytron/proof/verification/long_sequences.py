@@ -52,6 +52,6 @@ def long_sequence(config: RunConfig, batch: RaggedBatch) -> Trajectories:
         raise Inapplicable("the run replays the rollout's routing, which a made-up sequence has not")
     most = config.rollout.max_new_tokens
     if most <= MAX_NEW_TOKENS and not config.supervised:
-        raise Inapplicable(f"the run's responses have at most {most} tokens, and so have those of the other checks")
+        raise Inapplicable(f"the run's responses have at most {most} tokens, as other checks have")
     long = texts(batch, (longest_of(config, batch),))
     return Trajectories([], long, [PromptInputs(tuple(long.tokens.tolist()), None)])
