@@ -12,6 +12,7 @@ from tests.corpus import (
     optimizers,
     positions,
     precision,
+    recomputation,
     rollouts,
     routing,
 )
@@ -28,6 +29,7 @@ KINDS = (
     optimizers,
     positions,
     precision,
+    recomputation,
     rollouts,
     routing,
 )

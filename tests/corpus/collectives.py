@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from anytron.base.seeds import derive_seed
 from tests.corpus.fault import Fault, in_place_of
 
 DDP = "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel"
@@ -106,3 +107,77 @@ class GatherOfDuplicatedWorkSummedInBackward(Fault):
     def twice(original, ctx, grad_output):
         grad, *others = original(ctx, grad_output)
         return 2.0 * grad, *others
+
+
+class GatherOfShardedWorkWithoutReduceInBackward(Fault):
+    """Hidden states are gathered for a vocabulary that ranks divide, and backward each rank takes its slice, unsummed.
+
+    The published gather is of images' embeddings over context-parallel ranks, which Anytron does not divide.
+    """
+
+    run, rule = "tp2-sp", "hf-gradients"
+
+    @staticmethod
+    @in_place_of("anytron_megatron.training.heads:gather_from_sequence_parallel_region")
+    def unsummed(original, hidden, tensor_parallel_output_grad=True):
+        return original(hidden, tensor_parallel_output_grad=False)
+
+
+class SharedAdapterDiffersBetweenExpertRanks(Fault):
+    """Adapters outside of the experts begin with each expert-parallel rank's own random numbers."""
+
+    run, rule = "lora-ep2", "hf-gradients"
+
+    @staticmethod
+    @in_place_of("anytron_megatron.lora.adapters:_initialise")
+    def own(original, name, layer, seed):
+        from megatron.core import parallel_state
+
+        rank = parallel_state.get_expert_model_parallel_rank()
+        original(name, layer, seed if layer.is_grouped else derive_seed(seed, "rank", rank))
+
+
+class ScaledTheWrongBuffer(Fault):
+    """The sum of a rank's micro-batches is divided by the number of replicas before each gradient is added to it."""
+
+    run, rule = "dp2-small", "hf-gradients"
+
+    @staticmethod
+    @in_place_of(f"{DDP}._make_backward_post_hook")
+    def hook_of(original, self, parameter):
+        add = original(self, parameter)
+
+        def divided(*unused):
+            if parameter.grad is not None:
+                parameter.main_grad /= self.dp_group.size()
+            add(*unused)
+
+        return divided
+
+
+class ExpertsOutputReducedTwice(Fault):
+    """The output of the experts is summed over tensor-parallel ranks, which hold other tokens, once more."""
+
+    run, rule = "tp2-moe", "hf-logits"
+
+    @staticmethod
+    @in_place_of("megatron.core.transformer.moe.token_dispatcher:MoEAlltoAllTokenDispatcher.combine_postprocess")
+    def again(original, self, *arguments):
+        from megatron.core.tensor_parallel import reduce_from_tensor_model_parallel_region
+
+        return reduce_from_tensor_model_parallel_region(original(self, *arguments).contiguous())
+
+
+class ReplicatedTowerSummedOverTensorParallelRanks(Fault):
+    """The parameters of a vision tower, which each tensor-parallel rank runs in full, are marked as partial."""
+
+    run, rule = "images-tp2", "hf-gradients"
+
+    @staticmethod
+    @in_place_of("anytron_megatron.training.trained_model:wrap_for_training")
+    def wrap(original, chunks, *arguments):
+        for chunk in chunks:
+            for name, parameter in chunk.named_parameters():
+                if "visual" in name:
+                    parameter.sequence_parallel, parameter.average_gradients_across_tp_domain = True, False
+        return original(chunks, *arguments)

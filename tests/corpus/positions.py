@@ -54,3 +54,15 @@ class LinearRopeScalingDroppedAtImport(Fault):
     def get_rope_inv_freq(original, *arguments, **named):
         found, scaling = original(*arguments, **named)
         return found * 4.0, scaling
+
+
+class PositionsCountedInHalfPrecision(Fault):
+    """Positions are rounded to bfloat16, in which all beyond 256 that are odd have a neighbour's angles."""
+
+    run, rule = "long", "long-sequence"
+
+    @staticmethod
+    @in_place_of("megatron.core.models.common.embeddings.rotary_pos_embedding:RotaryEmbedding.get_freqs_non_repeated")
+    def rounded(original, self, max_seq_len, offset=0):
+        places = torch.arange(max_seq_len, device=self.inv_freq.device) + offset
+        return torch.outer(places.bfloat16().to(self.inv_freq.dtype), self.inv_freq)

@@ -89,5 +89,35 @@ RUNS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "grpo_sort",
         {"parallel": {"tensor_model_parallel_size": 2, "sequence_parallel": False}},
     ),
+    "replay": ("grpo_mla", {"model": {"config": {"num_hidden_layers": 3}}, "rollout": {"replay_routing": True}}),
+    "lora-ep2": (
+        "grpo_moe",
+        {
+            "model": {"lora": {"rank": 4}},
+            "parallel": {"data_parallel_size": 2, "expert_model_parallel_size": 2},
+        },
+    ),
+    "dp2-small": ("grpo_sort", {"parallel": {"data_parallel_size": 2}, "engine": {"max_tokens_per_micro_batch": 16}}),
+    "bfloat16-small": ("grpo_sort", {"model": {"dtype": "bfloat16"}, "engine": {"max_tokens_per_micro_batch": 16}}),
+    "images-tp2": ("grpo_count_shapes", {"parallel": {"tensor_model_parallel_size": 2}}),
+    "long": (
+        "grpo_sort",
+        {
+            "model": {"config": {"max_position_embeddings": 1024}},
+            "rollout": {"min_new_tokens": 280, "max_new_tokens": 280},
+            "engine": {"max_tokens_per_micro_batch": 1024},
+        },
+    ),
+    "sequence-balance": (
+        "grpo_moe",
+        {
+            "engine": {
+                "sequence_format": "bshd",
+                "options": {
+                    "transformer": {"moe_router_load_balancing_type": "seq_aux_loss", "moe_aux_loss_coeff": 0.1}
+                },
+            }
+        },
+    ),
     "close-rewards": ("grpo_sort", {"rewards": [{"function": "sort_digits.py:reward", "weight": 0.001}]}),
 }

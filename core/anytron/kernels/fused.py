@@ -98,9 +98,14 @@ class _RMSNorm(torch.autograd.Function):
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, zero_centered: bool) -> Tensor:
     """Normalise by mean and standard deviation over the last dimension of ``x`` ``[..., N]``.
 
-    The factor is ``weight``, or ``1 + weight`` if ``zero_centered``; ``weight`` and ``bias`` are ``[N]``.
+    The factor is ``weight``, or ``1 + weight`` if ``zero_centered``; ``weight`` and ``bias`` are ``[N]``. The
+    arithmetic is float32 or wider: on a CPU torch adds up the gradients of ``weight`` and ``bias`` in their own dtype,
+    and in bfloat16 the sum over thousands of rows stops at some hundreds.
     """
-    return functional.layer_norm(x, (x.shape[-1],), 1 + weight if zero_centered else weight, bias, eps)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    factor = (1 + weight if zero_centered else weight).to(dtype)
+    normed = functional.layer_norm(x.to(dtype), (x.shape[-1],), factor, None if bias is None else bias.to(dtype), eps)
+    return normed.to(x.dtype)
 
 
 def swiglu(x: Tensor) -> Tensor:

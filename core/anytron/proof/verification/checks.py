@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anytron.config.running import ParallelSection
 from anytron.proof.checks import Check, Inapplicable, Report, make
 from anytron.proof.shrinking.weights import draw_telling_values
-from anytron.proof.verification import roles, updates
+from anytron.proof.verification import experts, roles, updates
 from anytron.proof.verification.comparisons import (
     compare_logits,
     compare_observations,
@@ -23,11 +24,15 @@ from anytron.proof.verification.engines import (
     first_sequences,
     observe,
     observe_on_one_rank,
+    observe_token_outputs,
 )
 from anytron.proof.verification.gradients import compare_recomputed, own_gradients
+from anytron.proof.verification.logits import logits_of_transformers
+from anytron.proof.verification.long_sequences import long_sequence
 from anytron.proof.verification.objective import check_advantages, check_loss
 from anytron.proof.verification.prediction import check_prediction, trains_modules
 from anytron.proof.verification.shared import ExecutorMaker, Shared
+from anytron.proof.verification.sums import check_sums
 from anytron.proof.verification.weights import compare_weights, stored_weights
 from anytron.run.preflight.capabilities import compares_weights, shows_gradients
 from anytron.run.preflight.prepare import prepare
@@ -147,12 +152,30 @@ class _Run(Shared):
         outputs = self._forward().by_temperature
         return compare_token_outputs(name, self._config.model.dtype, self._their_logits()[0], first, outputs)
 
+    @check("long-sequence")
+    def long_sequence(self, name: str) -> Result:
+        """Compare log-probs and entropies of a sequence as long as the run's longest with those of transformers."""
+        made = long_sequence(self._config, self._trajectories().batch)
+        self._forward()
+        logits, place = logits_of_transformers(self._config, self._session.platform, self._engines, made)
+        found = observe_token_outputs(self._engines.trainer(), self._config, made.batch)
+        result = compare_token_outputs(name, self._config.model.dtype, logits, made.batch, found)
+        return replace(result, detail=f"{result.detail}; {place}")
+
     @check("hf-gradients")
     def hf_gradients(self, name: str) -> Result:  # noqa: ARG002 - as all checks
         """Compare the gradient of each parameter with that of transformers, which computes in this process."""
         self._require_gradients()
         self._forward()  # without a forward pass there is none back
         return self._after(("hf-logits", "hf-log-probs"), self._gradients())
+
+    @check("gradients-add-up")
+    def gradients_add_up(self, name: str) -> Result:
+        """Compare the gradient of many micro-batches with the sum that float32 makes of their gradients."""
+        self._require_gradients()
+        self._forward()
+        self._gradients()
+        return check_sums(name, self._config, self._engines.trainer(), self._trajectories().batch)
 
     @check("multi-token-prediction")
     def multi_token_prediction(self, name: str) -> Result:
@@ -161,6 +184,22 @@ class _Run(Shared):
         self._require_gradients()
         self._gradients()
         return check_prediction(name, self._config, self._engines.trainer_to_update(), self._trajectories().batch)
+
+    @check("balance-loss")
+    def balance_loss(self, name: str) -> Result:
+        """Compare the load-balancing loss of routers, and its gradients, with their definition."""
+        experts.require_experts(self._config, exact=True)
+        self._require_gradients()
+        self._forward()
+        self._gradients()
+        return experts.check_balance(name, self._config, self._engines.trainer_to_update(), self._trajectories().batch)
+
+    @check("router-bias")
+    def router_bias(self, name: str) -> Result:
+        """Compare how updates move the biases that choose experts with the experts' numbers of tokens."""
+        experts.require_experts(self._config, exact=False)
+        self._forward()
+        return experts.check_biases(name, self._config, self._engines.trainer_to_update(), self._trajectories().batch)
 
     @check("critic-values")
     def critic_values(self, name: str) -> Result:  # noqa: ARG002 - as all checks

@@ -74,8 +74,8 @@ def empty_shares(batch: RaggedBatch, context_parallel: int) -> tuple[Share, ...]
         batch: Sampled or recorded trajectories; the first sequence with images is used unchanged.
         context_parallel: Ranks that share each sequence.
     """
-    whole = _with_images(batch, _texts(batch, short_lengths(context_parallel)))
-    one = _texts(batch, (3,))
+    whole = _with_images(batch, texts(batch, short_lengths(context_parallel)))
+    one = texts(batch, (3,))
     return (
         Share("each short sequence alone", whole, ALONE),
         Share("short sequences in one pack", whole, TOGETHER),
@@ -83,8 +83,13 @@ def empty_shares(batch: RaggedBatch, context_parallel: int) -> tuple[Share, ...]
     )
 
 
-def _texts(batch: RaggedBatch, lengths: Sequence[int]) -> RaggedBatch:
-    """Take the tokens of responses, one after another, as sequences of these lengths, the first token as the prompt."""
+def texts(batch: RaggedBatch, lengths: Sequence[int]) -> RaggedBatch:
+    """Take the tokens of responses, one after another and again, as sequences with a prompt of one token.
+
+    Args:
+        batch: Sampled or recorded trajectories.
+        lengths: Length of each sequence.
+    """
     # The last token of a sequence has no routing.
     written = batch.response_mask.index_fill(0, batch.lengths.cumsum(0) - 1, False).nonzero()[:, 0]
     written = written if len(written) else batch.response_mask.nonzero()[:, 0]

@@ -203,14 +203,16 @@ def plan_of(trainer: TrainingWorkers, config: RunConfig) -> UpdatePlan:
 
 def observe_forward(trainer: TrainingWorkers, config: RunConfig, batch: RaggedBatch) -> Forward:
     """Compute logits, log-probs and entropies in forward passes of the training ranks."""
+    return Forward(trainer.logits(first_sequences(batch)), observe_token_outputs(trainer, config, batch))
+
+
+def observe_token_outputs(trainer: TrainingWorkers, config: RunConfig, batch: RaggedBatch) -> dict[float, TokenOutputs]:
+    """Let the training ranks compute log-probs and entropies, float32 ``[T]``, at each of :func:`temperatures`."""
     plan = plan_of(trainer, config)
-    return Forward(
-        trainer.logits(first_sequences(batch)),
-        {
-            temperature: trainer.token_outputs(replace(batch, temperature=temperature), plan, "policy")
-            for temperature in temperatures(config)
-        },
-    )
+    return {
+        temperature: trainer.token_outputs(replace(batch, temperature=temperature), plan, "policy")
+        for temperature in temperatures(config)
+    }
 
 
 def observe(trainer: TrainingWorkers, config: RunConfig, batch: RaggedBatch) -> Observation:

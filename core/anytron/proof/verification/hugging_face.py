@@ -153,7 +153,9 @@ def expected_logits(directory: Path, dtype: torch.dtype, batch: RaggedBatch) -> 
     """
     with quiet(), torch.no_grad():
         model = load_model(directory, None, dtype)
-        return torch.cat([_logits(model, batch.select(torch.tensor([index]))) for index in range(batch.num_sequences)])
+        return torch.cat(
+            [sequence_logits(model, batch.select(torch.tensor([index]))) for index in range(batch.num_sequences)]
+        )
 
 
 def _computed(model: Any, batch: RaggedBatch) -> ExpectedGradients:
@@ -268,7 +270,7 @@ def available_memory() -> int:
 def _token_outputs(model: Any, sequence: RaggedBatch) -> TokenOutputs:
     """Compute log-probs and entropies of one sequence, float32 ``[T]``, with gradients; 0 outside of its response."""
     with forced_routing(model, sequence.routing):
-        logits = _logits(model, sequence)
+        logits = sequence_logits(model, sequence)
     places = sequence.response_mask.nonzero()[:, 0]
     places = places[places > 0]
     scores = (logits[places - 1] / sequence.temperature).log_softmax(-1)
@@ -278,8 +280,8 @@ def _token_outputs(model: Any, sequence: RaggedBatch) -> TokenOutputs:
     return TokenOutputs(nothing.index_put((places,), log_probs), nothing.index_put((places,), entropy))
 
 
-def _logits(model: Any, sequence: RaggedBatch) -> Tensor:
-    """Compute one sequence's logits, float32 ``[T, V]``."""
+def sequence_logits(model: Any, sequence: RaggedBatch) -> Tensor:
+    """Compute one sequence's logits, float32 ``[T, V]``, with gradients."""
     input_ids = sequence.tokens[None]
     images = {} if sequence.images is None else _image_arguments(model, sequence, input_ids)
     logits: Tensor = model(input_ids, use_cache=False, **images).logits[0]

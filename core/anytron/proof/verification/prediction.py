@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _OWN = ("enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight")
 """Weights of a module besides its layer, by the names in published files."""
-_NOTHING = PolicyLoss(AlgorithmSection(kl_coefficient=0.0, entropy_coefficient=0.0))
+NOTHING = PolicyLoss(AlgorithmSection(kl_coefficient=0.0, entropy_coefficient=0.0))
 """With advantages of 0 this loss is 0, so that only the losses that the engine adds are left."""
 
 
@@ -66,13 +66,16 @@ def check_prediction(check: str, config: RunConfig, trainer: TrainingWorkers, ba
     batch = own_batch(config, trainer, plan, replace(batch, temperature=gradient_temperature(config)))
     try:
         modules = expected_modules(
-            model_directory(config), getattr(torch, dtype), batch, detached=bool(_options(config).get("mtp_detach"))
+            model_directory(config),
+            getattr(torch, dtype),
+            batch,
+            detached=bool(engine_options(config).get("mtp_detach")),
         )
     except ResourceError as error:
         return of_error(check, error, "skipped")
     assert batch.advantages is not None
     indifferent = replace(batch, advantages=torch.zeros_like(batch.advantages))
-    found, manifest = computed_gradients(trainer, plan, indifferent, directory, _NOTHING, additions="prediction")
+    found, manifest = computed_gradients(trainer, plan, indifferent, directory, NOTHING, additions="prediction")
     expected = {name: coefficient * gradient for name, gradient in modules.gradients.items()}
     frozen = frozen_weights(found, expected, config)
     # What the modules' loss must not reach has a gradient of 0.
@@ -214,12 +217,12 @@ class _Module:
         return self.own[f"{self._prefix}{name}.weight"] * x * scale
 
 
-def _options(config: RunConfig) -> dict[str, Any]:
-    """The training engine's options, with its defaults."""
+def engine_options(config: RunConfig) -> dict[str, Any]:
+    """Return the training engine's options, with its defaults."""
     model = chosen_engines(config.engine.name, config.rollout.engine)["engine.options"].options_model
     return {} if model is None else model.model_validate(config.engine.options).model_dump()
 
 
 def _coefficient(config: RunConfig) -> float:
     """The weight of the modules' loss; 0 if none are trained, or the engine knows none."""
-    return float(_options(config).get("mtp_loss_coefficient", 0.0))
+    return float(engine_options(config).get("mtp_loss_coefficient", 0.0))
