@@ -133,7 +133,7 @@ class CudaPlatform(Platform):
     @hookimpl
     def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel | None:
         """Return the kernel that :mod:`anytron_cuda.attention` chooses for this GPU; None for other devices."""
-        if spec.device_type != "cuda":
+        if spec.device_type != "cuda" or spec.invariant:
             return None
         from anytron_cuda.attention.choice import make_attention
         from anytron_cuda.capabilities import capabilities

@@ -225,6 +225,20 @@ ROUTER_PADDING = Patch(
     remove_when="mcore-bridge's models take padding_mask, as Megatron's own GPTModel.forward does",
     replacement=f"{FIXES}.models:mask_padding",
 )
+ROUTER_PRODUCT = Patch(
+    id="megatron.router-product",
+    target="megatron.core.transformer.moe.moe_utils:router_gating_linear",
+    phase=Phase.BEFORE_BUILD,
+    package=MEGATRON,
+    requires=">=0.13",
+    reason=(
+        "routers multiply by themselves: where kernels must be company-invariant, a token's experts would depend on "
+        "the other tokens of the micro-batch"
+    ),
+    upstream="megatron-core 0.16.1, moe_utils.py, lines 1192 to 1200",
+    remove_when="Megatron's routers multiply with a layer of Transformer Engine",
+    replacement=f"{FIXES}.invariance:multiply_with_the_kernel",
+)
 ROUTER_GEMM = Patch(
     id="megatron.router-gemm",
     target="megatron.core.transformer.moe.moe_utils:te_general_gemm",

@@ -39,6 +39,7 @@ class TokenDraws:
         from transformers import TopKLogitsWarper, TopPLogitsWarper
 
         self._sampling = sampling
+        self.temperature = sampling.temperature
         self._seeds = seeds
         self._warpers: list[Any] = []
         if sampling.top_k > 0:
