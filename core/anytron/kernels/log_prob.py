@@ -51,7 +51,8 @@ products with narrower tiles are slow (two cores, 2048 tokens: with 512 entries 
 _MULTIPLE = 128
 """Widths of tiles are multiples of it, so that tensor cores compute whole blocks."""
 
-_WIDEST_INVARIANT = 8192
+_INVARIANT_WIDTH = 4096
+"""Entries of a tile if results must not depend on the number of tokens, nor on how a vocabulary is filled up."""
 
 
 def make_log_prob(spec: LogProbSpec, arithmetic: TileArithmetic | None = None) -> LogProbKernel:
@@ -60,7 +61,7 @@ def make_log_prob(spec: LogProbSpec, arithmetic: TileArithmetic | None = None) -
     A tile has at most as many logits as ``spec.chunk_tokens`` tokens have on one rank, but at least
     :data:`NARROWEST_TILE` logits per token. The neutral default computes logits in the weight's element type and
     everything after them in float32. It holds two tiles in float32, and with a 16-bit weight one more tile in the
-    weight's type. With ``spec.invariant``, tiles are as wide as the vocabulary says, and tokens are computed in parts.
+    weight's type. With ``spec.invariant``, tiles have one width, and tokens are computed in parts.
     """
     tiles = TorchTiles(invariant=spec.invariant) if arithmetic is None else arithmetic
 
@@ -86,16 +87,6 @@ def tile_width(tokens: int, entries: int, chunk_tokens: int) -> int:
         return max(1, entries)
     widest = max(NARROWEST_TILE, chunk_tokens * entries // tokens // _MULTIPLE * _MULTIPLE)
     tiles = -(-entries // widest)
-    return -(-entries // tiles // _MULTIPLE) * _MULTIPLE
-
-
-def invariant_width(entries: int) -> int:
-    """Return the width of a tile that is the same for any number of tokens.
-
-    Args:
-        entries: Number of vocabulary entries on each rank, padding included.
-    """
-    tiles = -(-entries // _WIDEST_INVARIANT)
     return -(-entries // tiles // _MULTIPLE) * _MULTIPLE
 
 
@@ -177,7 +168,7 @@ def _invariant_statistics(
         chunk_tokens: As ``LogProbSpec.chunk_tokens``.
         group: The ranks.
     """
-    width = invariant_width(entries)
+    width = _INVARIANT_WIDTH
     tokens = max(ROWS, chunk_tokens * entries // width // ROWS * ROWS)
     hidden = filled_up(shard.hidden, ROWS)
     labels = functional.pad(shard.labels, (0, hidden.shape[0] - shard.hidden.shape[0]), value=-1)
