@@ -84,6 +84,11 @@ class EngineSection(Section):
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the engine, which checks them; the options of Anytron's engines are listed below."""
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether each operation must give the same bits for the same operands: both modes need it."""
+        return self.deterministic or self.on_policy == "bitwise"
+
 
 class ExecutorSection(Section):
     """How and where processes run."""

@@ -170,7 +170,7 @@ class AscendPlatform(Platform):
     @hookimpl
     def runtime_env(self, config: RunConfig) -> dict[str, str]:
         """Set the variables of HCCL, of the allocator and of torch."""
-        own = worker_environment(self._options, deterministic=config.engine.deterministic)
+        own = worker_environment(self._options, deterministic=config.engine.repeatable)
         return {**own, **self._adaptor.runtime_env()}
 
     @hookimpl
