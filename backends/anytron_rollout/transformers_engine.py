@@ -71,9 +71,9 @@ class TransformersEngine:
         config = load_hf_config(context.config.model)
         dtype = getattr(torch, context.config.model.dtype)
         bitwise = context.config.engine.on_policy == "bitwise"
-        context.stack.hooks.invariant = bitwise
         attention = options.model_dump(include={"attn_implementation"}, exclude_none=True)
         if bitwise:
+            context.stack.hooks.invariant = True
             offer_attention()
             attention["attn_implementation"] = ATTENTION
         model = build_model(config, dtype, **attention)

@@ -38,6 +38,9 @@ def _obstacles(policy: Subject, run: RunConfig, options: MegatronOptions) -> Ite
         if has_experts(policy.text):
             why = "transformers multiplies the result of an expert by its weight, and Megatron what enters its last "
             yield f"{why}layer: both are right, and their bits differ", "set rollout.engine=megatron"
+        if family is not None and family.model_type == "ernie4_5" and run.model.dtype != "float32":
+            why = "transformers rotates the heads of an ernie4_5 in float32, and Megatron in the model's type"
+            yield why, "set rollout.engine=megatron, or model.dtype=float32"
         if sizes.tensor > 1:
             yield (
                 "training adds up the parts of tensor-parallel ranks, and a rollout process has no parts",

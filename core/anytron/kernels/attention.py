@@ -54,6 +54,13 @@ def make_attention(spec: AttentionSpec, operator: Callable[..., Tensor] | None =
     :class:`~anytron.base.errors.HookContractError`.
     """
     if operator is None:
+        if spec.invariant and spec.sinks:
+            raise HookContractError(
+                "Company-invariant attention has no sinks.",
+                where="attention_kernel",
+                why="the logits of sinks are added to a softmax of torch, whose sums no test has compared",
+                fix="set engine.on_policy=close, or train a model without attention sinks",
+            )
         operator = invariant.attention if spec.invariant else scaled_dot_product_attention
     return _Attention(operator, spec.scale, spec.traits.window)
 
