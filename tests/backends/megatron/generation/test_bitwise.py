@@ -58,8 +58,6 @@ def test_on_the_training_ranks(case, dtype, ranks, tiny_family):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("case", [marked(Case(model, ONE), model == "qwen3") for model in DENSE])
 def test_with_transformers(case, dtype, ranks, tiny_family, tmp_path):
-    if (case.model, dtype) == ("ernie4_5", "bfloat16"):
-        pytest.xfail("it rotates in float32: tests/backends/megatron/checks/test_on_policy.py sees it refused")
     requests, directory = requests_for(), tiny_family(case.model)
     model = {"path": str(directory), "dtype": dtype, "tokenizer": "sort_digits.py:tokenizer"}
     config = run_config(model=model, max_batch_size=12)
@@ -73,14 +71,14 @@ def test_with_transformers(case, dtype, ranks, tiny_family, tmp_path):
 
     different, tokens = differing(workers, config, requests, found)
 
-    assert different == 0, tokens
+    refused = (case.model, dtype) == ("ernie4_5", "bfloat16")  # tests/backends/megatron/checks/test_on_policy.py
+    assert (different > 0) == refused, (different, tokens)
 
 
-@pytest.mark.parametrize("model", ["qwen3"])
-def test_the_usual_kernels_differ(model, ranks, tiny_family):
+def test_the_usual_kernels_differ(ranks, tiny_family):
     """Otherwise the tests above would show nothing."""
     requests = requests_for()
-    workers, config = ranks.engine(tiny_family(model), rollout={"engine": "megatron", "max_batch_size": 12})
+    workers, config = ranks.engine(tiny_family("qwen3"), rollout={"engine": "megatron", "max_batch_size": 12})
 
     different, tokens = differing(workers, config, requests, generated(workers, requests))
 
