@@ -43,10 +43,10 @@ class Problem:
         results = distribution.log_prob(self.labels.clamp(min=0)) * real, distribution.entropy() * real
         return *results, *torch.autograd.grad(results, (hidden, weight), tuple(self.upstream.to(dtype)))
 
-    def by_kernel(self, chunk_tokens=16, arithmetic=None, dtype=torch.float32, device="cpu"):
+    def by_kernel(self, chunk_tokens=16, arithmetic=None, dtype=torch.float32, device="cpu", *, invariant=False):
         """The same."""
         hidden, weight = (operand.to(device, dtype).requires_grad_() for operand in (self.hidden, self.weight))
-        kernel = make_log_prob(LogProbSpec(self.entries, 1, chunk_tokens, device, dtype), arithmetic)
+        kernel = make_log_prob(LogProbSpec(self.entries, 1, chunk_tokens, device, dtype, invariant), arithmetic)
         results = kernel(hidden, weight, self.labels.to(device), self.temperature, None)
         upstream = tuple(self.upstream.float().to(device))
         return *(one.detach() for one in results), *torch.autograd.grad(results, (hidden, weight), upstream)

@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 
 def prepare_platform(context: EngineContext, sizes: ParallelSizes) -> None:
     """Let the platform set the process-wide state that depends on the run, before process groups exist."""
-    facts = EngineFacts(sizes, deterministic=context.config.engine.deterministic)
+    facts = EngineFacts(sizes, deterministic=context.config.engine.repeatable)
     context.stack.prepare(facts)
+    context.stack.hooks.invariant = context.config.engine.on_policy == "bitwise"
 
 
 def join_ranks(context: EngineContext, sizes: ParallelSizes) -> DeviceRuntime:

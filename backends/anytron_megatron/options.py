@@ -164,6 +164,7 @@ MEGATRON = EngineInfo(
             "offload",
             "routing",
             "language_part",
+            "bitwise",
         }
     ),
     platform_check="anytron_megatron.checks.training:precision_diagnostics",
@@ -191,6 +192,7 @@ MEGATRON_ROLLOUT = EngineInfo(
     engine=MEGATRON.engine,
     platform_check="anytron_megatron.checks.generation:platform_diagnostics",
     part_of=ENGINE,
+    capabilities=frozenset({"bitwise"}),
     components=MEGATRON.components,
     memory="anytron_megatron.estimate.run:generation",
 )

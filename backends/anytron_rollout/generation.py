@@ -25,11 +25,13 @@ from anytron.workers.engines.rollout_engine import Response, SamplingParams, Sto
 from anytron.workers.engines.sampling import TokenDraws
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from anytron.task.data.images import ImagePatches
     from anytron.workers.engines.rollout_engine import GenerationRequest, PromptInputs
     from anytron.workers.engines.sampling import StopStrings
+
+    Score = Callable[[Tensor, float], Tensor]
 
 
 _ARGUMENTS = frozenset({"input_ids", "attention_mask", "position_ids", "past_key_values"})
@@ -65,6 +67,7 @@ def generate(
     device: torch.device,
     share_prompts: bool = True,
     stop: StopStrings | None = None,
+    score: Score | None = None,
     processors: Iterable[LogitsProcessor] = (),
     criteria: Iterable[StoppingCriteria] = (),
 ) -> list[Response]:
@@ -77,6 +80,7 @@ def generate(
         device: Device of the model's inputs.
         share_prompts: Whether to compute equal prompts only once, if the model supports it (:func:`can_share`).
         stop: Matcher of the requests' stop strings; None = no stop strings.
+        score: Computes the log-probs of drawn tokens; None = they are computed from the logits.
         processors: Logits processors, applied before a token is drawn.
         criteria: Stopping criteria in addition to the requests' own limits.
     """
@@ -90,7 +94,8 @@ def generate(
     # states (masking_utils.py, create_recurrent_attention_mask).
     if share_prompts and len(rows) < len(prompts) and input_ids.shape[1] > 2 and can_share(model):
         arguments["past_key_values"] = read_prompts(model, input_ids, attention_mask, rows, owners)
-    sampler = TokenSampler(sampling, [request.seed for request in requests], prompt_width=input_ids.shape[1], stop=stop)
+    seeds, width = [request.seed for request in requests], input_ids.shape[1]
+    sampler = TokenSampler(sampling, seeds, prompt_width=width, stop=stop, score=score)
     output = model.generate(
         input_ids,
         attention_mask=attention_mask,
@@ -146,15 +151,24 @@ class TokenSampler(LogitsProcessor):
         seeds: Seeds of the B rows.
         prompt_width: Columns of the prompt.
         stop: Matcher of the stop strings of ``sampling``; None = no stop strings.
+        score: Computes the log-probs of drawn tokens, int64 ``[B]``, at a temperature: float32 ``[B]``; None = they are
+            computed from the logits.
     """
 
     def __init__(
-        self, sampling: SamplingParams, seeds: Sequence[int], *, prompt_width: int, stop: StopStrings | None
+        self,
+        sampling: SamplingParams,
+        seeds: Sequence[int],
+        *,
+        prompt_width: int,
+        stop: StopStrings | None,
+        score: Score | None = None,
     ) -> None:
         self.stopping = _Stopping(sampling, prompt_width, stop)
         self._prompt_width = prompt_width
         self._draws = TokenDraws(sampling, seeds)
         self._log_probs: list[Tensor] = []
+        self._score = score
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Draw the next tokens.
@@ -167,6 +181,8 @@ class TokenSampler(LogitsProcessor):
             float32 ``[B, V]``: 0 for the token that was drawn, -inf for all others. ``generate`` takes the largest.
         """
         drawn, log_probs = self._draws(scores, input_ids.shape[1] - self._prompt_width)
+        if self._score is not None:
+            log_probs = self._score(drawn, self._draws.temperature)
         self._log_probs.append(log_probs)
         return torch.full_like(scores, -torch.inf).scatter_(-1, drawn[:, None], 0.0)
 

@@ -36,7 +36,7 @@ class TransformersOptions(Section):
 TRANSFORMERS = EngineInfo(
     engine="anytron_rollout.transformers_engine:TransformersEngine",
     options_model=TransformersOptions,
-    capabilities=frozenset({"observation", "comparison", "sleep", "routing", "quantization"}),
+    capabilities=frozenset({"observation", "comparison", "sleep", "routing", "quantization", "bitwise"}),
     takes_stream=True,
     platform_check="anytron_rollout.options:routing_diagnostics",
     components=(Component("transformers", "transformers"), Component("accelerate", "accelerate")),

@@ -20,6 +20,7 @@ from anytron.workers.engines.device_memory import MemoryUse, Parked
 from anytron.workers.engines.rollout_engine import RoutingShape
 from anytron.workers.engines.sampling import RequestQueue, StopStrings
 from anytron_rollout.generation import build_model, generate, image_arguments
+from anytron_rollout.invariant import ATTENTION, InvariantModel, offer_attention
 from anytron_rollout.options import TransformersOptions
 from anytron_rollout.quantization import quantize, quantized_weights
 from anytron_rollout.weights import differing_weights, load_verified
@@ -69,9 +70,18 @@ class TransformersEngine:
         self._parked: Parked | None = None  # while it sleeps
         config = load_hf_config(context.config.model)
         dtype = getattr(torch, context.config.model.dtype)
+        bitwise = context.config.engine.on_policy == "bitwise"
         attention = options.model_dump(include={"attn_implementation"}, exclude_none=True)
+        if bitwise:
+            context.stack.hooks.invariant = True
+            offer_attention()
+            attention["attn_implementation"] = ATTENTION
         model = build_model(config, dtype, **attention)
         self._model = place(model, self._runtime, options.device_map).eval().requires_grad_(requires_grad=False)
+        self._invariant: InvariantModel | None = None
+        if bitwise:
+            chunk = context.config.engine.log_prob_chunk_tokens
+            self._invariant = InvariantModel(self._model, context.stack.hooks, self._runtime.device_type, chunk)
         self._routing = RoutingRecorder(self._model) if rollout.replay_routing else None
         self._quantized = quantized_weights(self._model) if rollout.quantization else []
         self._shares_prompts = self._routing is None  # routing is of every row's every token
@@ -122,7 +132,7 @@ class TransformersEngine:
         """
         if self._version is None:
             raise EngineError("The rollout engine has no weights yet.", where="poll", fix="call load_weights() first")
-        batch = self._queue.take(self._max_batch_size)
+        batch = self._queue.take(self._max_batch_size, same_length=self._invariant is not None)
         if not batch:
             return []
         return list(zip([request.id for request in batch], self._generate(batch, self._version), strict=True))
@@ -164,6 +174,7 @@ class TransformersEngine:
                 device=self._runtime.current_device(),
                 share_prompts=self._shares_prompts,
                 stop=self._stop_strings(requests[0].sampling),
+                score=None if self._invariant is None else self._invariant.score,
             )
         return with_routing(responses, [request.prompt for request in requests], passes) if passes else responses
 

@@ -18,6 +18,7 @@ from anytron_megatron.checks.layout import (
 )
 from anytron_megatron.checks.lora import lora_diagnostics
 from anytron_megatron.checks.model import model_diagnostics, prediction_diagnostics, transformer_diagnostics
+from anytron_megatron.checks.on_policy import bitwise_diagnostics
 from anytron_megatron.checks.roles import critic_diagnostics, reward_model_diagnostics, teacher_diagnostics
 from anytron_megatron.checks.sparse_attention import sparse_layout_diagnostics
 from anytron_megatron.checks.subject import Subject
@@ -47,6 +48,7 @@ def run_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
     yield from routing_replay_diagnostics(policy, run, options)
     yield from lora_diagnostics(run, options)
     yield from generation_diagnostics(policy, run, options)
+    yield from bitwise_diagnostics(policy, run, options)
     if run.critic is not None:
         yield from critic_diagnostics(critic or policy, policy, run)
     if teacher is not None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.config.diagnostics import Diagnostic
 from anytron.device.platform import decisions_of
+from anytron_megatron.checks.on_policy import bitwise_platform_diagnostics
 from anytron_megatron.models.families import has_idle_tower
 from anytron_megatron.options import MegatronOptions
 
@@ -74,13 +75,14 @@ def precision_diagnostics(run: RunConfig, platform: Platform) -> Iterator[Diagno
 
     Whether the device supports the formats is checked later, in training ranks: the driver may have no device.
     """
+    yield from bitwise_platform_diagnostics(run, platform)
     transformer = MegatronOptions.of(run).transformer
     if transformer.get("batch_invariant_mode"):
         yield Diagnostic(
             "error",
             "engine.options.transformer.batch_invariant_mode",
             "this field replaces no kernel: Megatron-LM's scripts also replace torch's operators, and Anytron does not",
-            "remove it",
+            "set engine.on_policy=bitwise in its place",
         )
     if not platform.portable_modules:
         yield from _delayed_scaling(run, transformer)

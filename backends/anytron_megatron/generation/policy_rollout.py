@@ -52,6 +52,7 @@ class PolicyRollout:
         self._chunks, self._preparer, self._sizes, self._vocab_size = chunks, preparer, sizes, vocab_size
         self._max_batch_size = rollout.max_batch_size
         self._stop = StopStrings(rollout.stop, load_tokenizer(config.model)) if rollout.stop else None
+        self._bitwise = config.engine.on_policy == "bitwise"
         # Experts that are shared out over replicas take part in every forward pass of each.
         self._in_step = sizes.expert * sizes.expert_tensor > sizes.tensor
         self._queue = RequestQueue()
@@ -89,7 +90,8 @@ class PolicyRollout:
             stack.enter_context(without_sequence_parallel(modules))
             for chunk in self._chunks:
                 if isinstance(chunk.head, TokenScoreHead):
-                    stack.enter_context(chunk.head.answering_logits())
+                    passes = self._sizes.pipeline if self._bitwise else 0
+                    stack.enter_context(chunk.head.answering_logits(passes))
                 stack.callback(chunk.module.train, chunk.module.training)
                 chunk.module.eval()
             yield
@@ -130,6 +132,9 @@ class PolicyRollout:
             assert logits is not None, "the rank is of the last pipeline stage"
             tokens, log_probs = draws(logits[:, : self._vocab_size], places)
         parallel.tell_replica(tokens)
+        head = self._chunks[-1].head
+        if self._bitwise and isinstance(head, TokenScoreHead):
+            log_probs = head.drawn(tokens, draws.temperature)
         rows.take(tokens.tolist(), log_probs.tolist())
 
     def _any_goes_on(self, *, own: bool) -> bool:

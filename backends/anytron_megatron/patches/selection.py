@@ -73,6 +73,7 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
         attention.SPARSE_ROTATION: of_megatron,
         models.ROUTER_PADDING: of_megatron,
         models.ROUTER_BIAS: of_megatron,
+        **dict.fromkeys(models.INVARIANCE, portable and of_megatron),
         models.OFFLOADED_OPTIMIZER: redirected,
         models.ROUTER_GEMM: of_megatron and not transformer_engine,
         parallel.PIPELINE_SENDS: True,

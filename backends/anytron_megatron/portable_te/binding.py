@@ -22,7 +22,12 @@ class Kernels:
     def __init__(self, source: KernelSource, device_type: str) -> None:
         self._source = source
         self.device_type = device_type
-        self._shared: dict[tuple[KernelName, torch.dtype], Callable[..., Any]] = {}
+        self._shared: dict[tuple[KernelName, torch.dtype, bool], Callable[..., Any]] = {}
+
+    @property
+    def invariant(self) -> bool:
+        """Whether kernels that are requested now are company-invariant."""
+        return self._source.invariant
 
     def attention(self, spec: AttentionSpec) -> AttentionKernel:
         """The kernel of one attention layer."""
@@ -34,10 +39,10 @@ class Kernels:
 
     def shared(self, name: KernelName, dtype: torch.dtype) -> Callable[..., Any]:
         """A fused kernel for a function, which has no constructor; it is requested once per element type."""
-        kernel = self._shared.get((name, dtype))
-        if kernel is None:
-            kernel = self._shared[name, dtype] = self.fused(name, dtype)
-        return kernel
+        key = name, dtype, self.invariant
+        if key not in self._shared:
+            self._shared[key] = self.fused(name, dtype)
+        return self._shared[key]
 
 
 _bound: Kernels | None = None

@@ -5,6 +5,7 @@ The passes of a training step never make whole logits. Only generation and compa
 
 from __future__ import annotations
 
+import collections
 import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,7 @@ class TokenScoreHead:
         self._prepared: PreparedBatch | None = None
         self._predicted: list[Tensor] = []
         self._whole = False
+        self._last: collections.deque[tuple[Tensor, Tensor]] = collections.deque(maxlen=0)
         layer.forward = self.score
 
     def scope(self, prepared: PreparedBatch) -> ScopeFactory:
@@ -88,16 +90,35 @@ class TokenScoreHead:
         return self._micro_batch().following(ahead)
 
     @contextlib.contextmanager
-    def answering_logits(self) -> Iterator[None]:
+    def answering_logits(self, remembered: int = 0) -> Iterator[None]:
         """Let forward passes in the ``with`` block return whole logits, ``[S, B, padded V]``, instead of scores.
 
-        These passes need no micro-batch, because generation has no labels.
+        These passes need no micro-batch, because generation has no labels. The hidden states of the last
+        ``remembered`` passes are kept for :meth:`drawn`.
         """
-        self._whole = True
+        self._whole, self._last = True, collections.deque(maxlen=remembered)
         try:
             yield
         finally:
             self._whole = False
+            self._last.clear()
+
+    def drawn(self, tokens: Tensor, temperature: float) -> Tensor:
+        """Return the log-prob of the token that was drawn for each row, by the kernel that training uses.
+
+        A collective of the tensor-parallel ranks.
+
+        Args:
+            tokens: int64 ``[B]``, for the last position of each row of the remembered passes.
+            temperature: The sampling temperature.
+
+        Returns:
+            float32 ``[B]``.
+        """
+        hidden = torch.cat([rows for rows, _ in self._last])[: len(tokens)]
+        weight = self._last[-1][1]
+        group = parallel_state.get_tensor_model_parallel_group()
+        return self._kernel(hidden, weight, tokens, temperature, group)[0]
 
     def score(self, hidden: Tensor, weight: Tensor | None = None, **unused: Any) -> tuple[Tensor, None]:
         """Return scores, float32 ``[S, B, 2 + D]``, or whole logits; and None for the bias.
@@ -108,7 +129,9 @@ class TokenScoreHead:
         del unused
         weight = self._layer.weight if weight is None else weight
         if self._whole:
-            shard = nn.functional.linear(self._on_every_rank(hidden), weight)
+            whole = self._on_every_rank(hidden)
+            self._last.append((whole[-1], weight))
+            shard = nn.functional.linear(whole, weight)
             if self._cap is not None:
                 shard = self._cap.of(shard)
             return gather_from_tensor_model_parallel_region(shard), None

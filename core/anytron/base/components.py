@@ -43,13 +43,14 @@ Capability = Literal[
     "routing",
     "quantization",
     "language_part",
+    "bitwise",
 ]
 """Optional abilities of engines. Each is a protocol of :mod:`anytron.workers.engines.training_engine` or
 :mod:`anytron.workers.engines.rollout_engine`, except ``teacher`` (``score`` accepts that role), ``routing``
 (responses of a rollout engine record the experts of each token, and passes of a training engine use these experts),
-``quantization`` (``load_weights`` of a rollout engine rounds as ``rollout.quantization`` says) and ``language_part``
+``quantization`` (``load_weights`` of a rollout engine rounds as ``rollout.quantization`` says), ``language_part``
 (a training engine reads, and saves in its place, the language model of a directory that holds other models too:
-:mod:`anytron.task.data.composites`)."""
+:mod:`anytron.task.data.composites`) and ``bitwise`` (the engine obeys ``engine.on_policy=bitwise``)."""
 
 PlaceOf = Callable[[str], str | None]
 """Function that takes the name of an option that is unknown where the user set it, and returns the key at which an

@@ -78,8 +78,16 @@ class EngineSection(Section):
     docs/how-to/share-devices.md."""
     deterministic: bool = False
     """Refuse or avoid operations whose results vary from run to run."""
+    on_policy: Literal["close", "bitwise"] = "close"
+    """How near the log-probs of training must be to the rollout's for the same weights. ``bitwise``: equal to the bit,
+    or the run ends; kernels are company-invariant, and slower: docs/how-to/train-on-policy-to-the-bit.md."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the engine, which checks them; the options of Anytron's engines are listed below."""
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether each operation must give the same bits for the same operands: both modes need it."""
+        return self.deterministic or self.on_policy == "bitwise"
 
 
 class ExecutorSection(Section):

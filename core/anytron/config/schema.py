@@ -252,6 +252,11 @@ class RunConfig(Section):
                 "rollout.sleep and engine.offload need generation and training to take turns, but with "
                 f"rollout.max_staleness={staleness} both work at the same time: remove both keys"
             )
+        if staleness and self.engine.on_policy == "bitwise":
+            raise ValueError(
+                "engine.on_policy=bitwise compares log-probs of the same weights, but with "
+                f"rollout.max_staleness={staleness} rollouts use older weights: remove one of the two keys"
+            )
         if staleness and self.trainer.rollout_log_prob_tolerance is not None:
             raise ValueError(
                 "trainer.rollout_log_prob_tolerance compares log-probs of the same weights, but with "

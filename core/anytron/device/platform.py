@@ -263,6 +263,8 @@ class Feature(str, Enum):
     VISION = "vision"
     SLIDING_WINDOW = "sliding-window"
     ATTENTION_SINKS = "attention-sinks"
+    COMPANY_INVARIANCE = "company-invariance"
+    """Kernels that give a row the same bits whatever else is in the call (``engine.on_policy=bitwise``)."""
 
 
 @dataclass(frozen=True)

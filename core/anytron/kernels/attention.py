@@ -19,6 +19,7 @@ from torch.nn.functional import dropout as drop
 from torch.nn.functional import scaled_dot_product_attention
 
 from anytron.base.errors import HookContractError
+from anytron.kernels import invariant
 from anytron.kernels.contract import zeros_from
 from anytron.kernels.packed_sequences import Restriction, Window, forbidden_pairs, plan_for
 
@@ -41,7 +42,8 @@ WITH_TENSOR = frozenset({"padding", "padding_causal", "arbitrary"})
 def make_attention(spec: AttentionSpec, operator: Callable[..., Tensor] | None = None) -> AttentionKernel:
     """Return an attention kernel for one layer, built on torch's ``scaled_dot_product_attention``.
 
-    A platform may pass another ``operator`` with the same signature.
+    A platform may pass another ``operator`` with the same signature. With ``spec.invariant`` the default is
+    :func:`anytron.kernels.invariant.attention`.
 
     Sequences of similar length share a call in thd, so that the number of calls grows with the
     logarithm of the range of lengths, not with the number of sequences. Where queries and keys differ in number,
@@ -51,7 +53,16 @@ def make_attention(spec: AttentionSpec, operator: Callable[..., Tensor] | None =
     The kernel knows only the neutral modes (see :func:`is_causal`); any other mode raises
     :class:`~anytron.base.errors.HookContractError`.
     """
-    return _Attention(operator or scaled_dot_product_attention, spec.scale, spec.traits.window)
+    if operator is None:
+        if spec.invariant and spec.sinks:
+            raise HookContractError(
+                "Company-invariant attention has no sinks.",
+                where="attention_kernel",
+                why="the logits of sinks are added to a softmax of torch, whose sums no test has compared",
+                fix="set engine.on_policy=close, or train a model without attention sinks",
+            )
+        operator = invariant.attention if spec.invariant else scaled_dot_product_attention
+    return _Attention(operator, spec.scale, spec.traits.window)
 
 
 def is_causal(call: AttentionCall, kernel: str) -> bool:

@@ -40,6 +40,8 @@ class AttentionSpec:
         dropout: Attention dropout while training.
         sinks: Whether a learnt logit per head is added to the softmax's denominator (attention sinks).
         device_type: ``torch.device`` type of the operands.
+        invariant: Whether the kernel must be company-invariant: the bits of a row's result must not depend on what else
+            is in the call (:mod:`anytron.kernels.invariant`).
     """
 
     num_heads: int
@@ -51,6 +53,7 @@ class AttentionSpec:
     dropout: float = 0.0
     sinks: bool = False
     device_type: str = "cpu"
+    invariant: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,7 @@ class KernelName(str, Enum):
     Each has the signature of its neutral default in :mod:`anytron.kernels.fused`.
     """
 
+    LINEAR = "linear"
     RMS_NORM = "rms_norm"
     LAYER_NORM = "layer_norm"
     SWIGLU = "swiglu"
@@ -140,11 +144,13 @@ class KernelSpec:
             None = not known.
         options: Arguments that are known in advance and are the same in each call of the kernel. ``rms_norm`` and
             ``layer_norm`` have ``eps`` (float) and ``zero_centered`` (bool); other kernels have no options.
+        invariant: As :attr:`AttentionSpec.invariant`; ``adam`` has no rows and is never asked for it.
     """
 
     device_type: str
     dtype: torch.dtype | None = None
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    invariant: bool = False
 
 
 @dataclass(frozen=True)
@@ -158,6 +164,7 @@ class LogProbSpec:
             vocabulary entries of one rank.
         device_type: ``torch.device`` type of the operands.
         dtype: Element type of the operands; None = not known.
+        invariant: As :attr:`AttentionSpec.invariant`.
     """
 
     vocab_size: int
@@ -165,6 +172,7 @@ class LogProbSpec:
     chunk_tokens: int
     device_type: str = "cpu"
     dtype: torch.dtype | None = None
+    invariant: bool = False
 
 
 class LogProbKernel(Protocol):
@@ -192,7 +200,13 @@ class LogProbKernel(Protocol):
 
 
 class KernelSource(Protocol):
-    """The source of the layers' kernels: the facade over all plugins, or an object with the same methods."""
+    """The source of the layers' kernels: the facade over all plugins, or an object with the same methods.
+
+    Attributes:
+        invariant: Whether its kernels are company-invariant, whatever a spec says.
+    """
+
+    invariant: bool
 
     def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel:
         """Supply the attention kernel of a layer."""

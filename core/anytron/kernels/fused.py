@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from anytron.kernels import invariant
 from anytron.kernels.contract import KernelName, KernelSpec
 from anytron.kernels.gated_delta_rule import gated_delta_rule
 from anytron.kernels.state_space_scan import state_space_scan
@@ -28,6 +29,7 @@ __all__ = [
     "gated_delta_rule",
     "grouped_mm",
     "layer_norm",
+    "linear",
     "rms_norm",
     "rope",
     "state_space_scan",
@@ -36,9 +38,13 @@ __all__ = [
 
 
 def default_kernel(name: KernelName, spec: KernelSpec) -> Callable[..., Any]:
-    """Return the pure torch kernel for ``name``, which is the same for every ``spec``."""
-    del spec
-    return _KERNELS[name]
+    """Return the pure torch kernel for ``name``: with ``spec.invariant``, one that multiplies in tiles of one shape."""
+    return _INVARIANT.get(name, _KERNELS[name]) if spec.invariant else _KERNELS[name]
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Multiply rows ``x`` ``[..., K]`` by a weight ``[N, K]`` and add a bias ``[N]``, or None: ``[..., N]``."""
+    return functional.linear(x, weight, bias)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool) -> Tensor:
@@ -314,6 +320,7 @@ def adam(
 
 _KERNELS: Mapping[KernelName, Callable[..., Any]] = MappingProxyType(
     {
+        KernelName.LINEAR: linear,
         KernelName.RMS_NORM: rms_norm,
         KernelName.LAYER_NORM: layer_norm,
         KernelName.SWIGLU: swiglu,
@@ -325,3 +332,8 @@ _KERNELS: Mapping[KernelName, Callable[..., Any]] = MappingProxyType(
         KernelName.ADAM: adam,
     }
 )
+
+_INVARIANT: Mapping[KernelName, Callable[..., Any]] = MappingProxyType(
+    {KernelName.LINEAR: invariant.linear, KernelName.GROUPED_MM: invariant.grouped_mm}
+)
+"""The others compute each row by itself."""

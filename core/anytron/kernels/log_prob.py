@@ -32,6 +32,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional
+
+from anytron.kernels.invariant import ROWS, filled_up, product
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,6 +51,9 @@ products with narrower tiles are slow (two cores, 2048 tokens: with 512 entries 
 _MULTIPLE = 128
 """Widths of tiles are multiples of it, so that tensor cores compute whole blocks."""
 
+_INVARIANT_WIDTH = 4096
+"""Entries of a tile if results must not depend on the number of tokens, nor on how a vocabulary is filled up."""
+
 
 def make_log_prob(spec: LogProbSpec, arithmetic: TileArithmetic | None = None) -> LogProbKernel:
     """Make a log-prob kernel; without ``arithmetic``, the pure torch default of the hook ``log_prob_kernel``.
@@ -55,9 +61,9 @@ def make_log_prob(spec: LogProbSpec, arithmetic: TileArithmetic | None = None) -
     A tile has at most as many logits as ``spec.chunk_tokens`` tokens have on one rank, but at least
     :data:`NARROWEST_TILE` logits per token. The neutral default computes logits in the weight's element type and
     everything after them in float32. It holds two tiles in float32, and with a 16-bit weight one more tile in the
-    weight's type.
+    weight's type. With ``spec.invariant``, tiles have one width, and tokens are computed in parts.
     """
-    tiles = TorchTiles() if arithmetic is None else arithmetic
+    tiles = TorchTiles(invariant=spec.invariant) if arithmetic is None else arithmetic
 
     def log_prob(
         hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float, group: ProcessGroup | None
@@ -104,7 +110,11 @@ class _LogProb(torch.autograd.Function):
         local = local.masked_fill((labels < 0) | (local < 0) | (local >= rows), -1)
         width = tile_width(hidden.shape[0], rows, spec.chunk_tokens)
         shard = Shard(hidden, weight[:rows], local, temperature, width)
-        peak, log_total, mean, label_logit = _merge(_statistics(shard, arithmetic), group)
+        if spec.invariant:
+            statistics = _invariant_statistics(shard, arithmetic, weight.shape[0], spec.chunk_tokens, group)
+            peak, log_total, mean, label_logit = _merge(statistics, None)[:, : hidden.shape[0]]
+        else:
+            peak, log_total, mean, label_logit = _merge(_statistics(shard, arithmetic), group)
         ctx.save_for_backward(hidden, weight, labels, local, peak, log_total, mean)
         ctx.settings = (temperature, rows, width, arithmetic)
         ignored = labels < 0
@@ -144,8 +154,41 @@ def _statistics(shard: Shard, arithmetic: TileArithmetic) -> Tensor:
     return nothing
 
 
-def _merge(statistics: Tensor, group: ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Merge all tiles of all ranks: m, log s, e / s and the label's logit."""
+def _invariant_statistics(
+    shard: Shard, arithmetic: TileArithmetic, entries: int, chunk_tokens: int, group: ProcessGroup | None
+) -> Tensor:
+    """Statistics of all ranks' tiles, in the order of the vocabulary, so that they are added up in one order.
+
+    Tokens are filled up to a multiple of a tile's rows: vectorised functions compute the rest of a tensor otherwise.
+
+    Args:
+        shard: The operands.
+        arithmetic: Computes the statistics.
+        entries: Vocabulary entries on each rank, padding included.
+        chunk_tokens: As ``LogProbSpec.chunk_tokens``.
+        group: The ranks.
+    """
+    width = _INVARIANT_WIDTH
+    tokens = max(ROWS, chunk_tokens * entries // width // ROWS * ROWS)
+    hidden = filled_up(shard.hidden, ROWS)
+    labels = functional.pad(shard.labels, (0, hidden.shape[0] - shard.hidden.shape[0]), value=-1)
+    parts = [
+        _statistics(Shard(rows, shard.weight, wanted, shard.temperature, width), arithmetic)
+        for rows, wanted in zip(hidden.split(tokens), labels.split(tokens), strict=True)
+    ]
+    own = torch.cat(parts, dim=2)
+    if group is None:
+        return own
+    nothing = own.new_zeros(-(-entries // width), *own.shape[1:])
+    nothing[:, 0] = -torch.inf
+    nothing[: len(own)] = own
+    every = nothing.new_empty(dist.get_world_size(group) * len(nothing), *nothing.shape[1:])
+    dist.all_gather_into_tensor(every, nothing, group=group)
+    return every
+
+
+def _merge(statistics: Tensor, group: ProcessGroup | None) -> Tensor:
+    """Merge all tiles of all ranks: m, log s, e / s and the label's logit, float32 ``[4, N]``."""
     peaks, totals, moments, label_logits = statistics.unbind(1)
     peak = peaks.amax(dim=0)
     if group is not None:
@@ -156,7 +199,7 @@ def _merge(statistics: Tensor, group: ProcessGroup | None) -> tuple[Tensor, Tens
     if group is not None:
         dist.all_reduce(sums, group=group)
     total, moment, label_logit = sums
-    return peak, total.log(), moment / total, label_logit
+    return torch.stack([peak, total.log(), moment / total, label_logit])
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -252,14 +295,15 @@ class TorchTiles:
     Args:
         cap: How the products become logits, before their division by the temperature; the backward pass then has a
             third tile. None = the products are the logits.
+        invariant: Whether a token's logits must not depend on the other tokens of the call.
     """
 
-    def __init__(self, cap: Cap | None = None) -> None:
-        self._cap = cap
+    def __init__(self, cap: Cap | None = None, *, invariant: bool = False) -> None:
+        self._cap, self._invariant = cap, invariant
 
     def statistics(self, shard: Shard) -> Tensor:
         """As :meth:`TileArithmetic.statistics`."""
-        memory = _Memory(shard, self._cap, tiles=2)
+        memory = _Memory(shard, self._cap, tiles=2, invariant=self._invariant)
         parts = []
         for rows in shard.tiles():
             logits, weights = memory.logits(rows), memory.second(rows)
@@ -298,19 +342,21 @@ class TorchTiles:
 class _Memory:
     """Two or three tiles in float32."""
 
-    def __init__(self, shard: Shard, cap: Cap | None, *, tiles: int) -> None:
-        self._shard, self._cap = shard, cap
+    def __init__(self, shard: Shard, cap: Cap | None, *, tiles: int, invariant: bool = False) -> None:
+        self._shard, self._cap, self._invariant = shard, cap, invariant
         size = shard.hidden.shape[0] * shard.width
         self._tiles = [shard.hidden.new_empty(size, dtype=torch.float32) for _ in range(tiles)]
 
     def logits(self, rows: slice) -> Tensor:
         """The first tile, float32 ``[N, rows]``: the logits divided by the temperature."""
         shard = self._shard
-        logits, weight = self._cut(0, rows), shard.weight[rows].t()
-        if shard.weight.dtype == logits.dtype:
-            torch.mm(shard.hidden, weight, out=logits)
+        logits, weight = self._cut(0, rows), shard.weight[rows]
+        if self._invariant:
+            logits.copy_(product(shard.hidden, weight))
+        elif weight.dtype == logits.dtype:
+            torch.mm(shard.hidden, weight.t(), out=logits)
         else:
-            logits.copy_(shard.hidden @ weight)
+            logits.copy_(shard.hidden @ weight.t())
         if self._cap is not None:
             self._cap.of(logits, out=logits)
         return logits if shard.temperature == 1.0 else logits.div_(shard.temperature)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from anytron import ConfigEdit, DeviceRuntime, EngineFacts, Ledger, Patch, PatchContext, Phase, RunConfig
-    from anytron.kernels import AttentionKernel, AttentionSpec, KernelName
+    from anytron.kernels import AttentionKernel, AttentionSpec, KernelName, KernelSpec
     from anytron.sequences import AttnMask, MaskRequest, ModelInputs
     from anytron_ascend.adaptors.adaptor import Adaptor
 
@@ -170,7 +170,7 @@ class AscendPlatform(Platform):
     @hookimpl
     def runtime_env(self, config: RunConfig) -> dict[str, str]:
         """Set the variables of HCCL, of the allocator and of torch."""
-        own = worker_environment(self._options, deterministic=config.engine.deterministic)
+        own = worker_environment(self._options, deterministic=config.engine.repeatable)
         return {**own, **self._adaptor.runtime_env()}
 
     @hookimpl
@@ -192,13 +192,13 @@ class AscendPlatform(Platform):
 
     @hookimpl
     def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel | None:
-        """Return the attention kernel of the engine's adaptor; None if it has none."""
-        return self._adaptor.attention_kernel(spec)
+        """Return the attention kernel of the engine's adaptor; None if it has none, or it must be company-invariant."""
+        return None if spec.invariant else self._adaptor.attention_kernel(spec)
 
     @hookimpl
-    def fused_kernel(self, name: KernelName) -> Callable[..., Any] | None:
-        """Return the fused kernel ``name`` of the engine's adaptor; None if it has none."""
-        return self._adaptor.fused_kernel(name)
+    def fused_kernel(self, name: KernelName, spec: KernelSpec) -> Callable[..., Any] | None:
+        """Return the fused kernel ``name`` of the engine's adaptor; None if it has none, or if it must be invariant."""
+        return None if spec.invariant else self._adaptor.fused_kernel(name)
 
 
 def make_adaptor(options: AscendOptions, engine: str | None) -> Adaptor:

@@ -45,7 +45,7 @@ class Needs:
     """The properties of a run, besides ``platform.options``, on which environment variables depend.
 
     Attributes:
-        deterministic: ``engine.deterministic``.
+        deterministic: ``engine.deterministic``, or ``engine.on_policy=bitwise``.
         in_order: Whether communication must start before the computation with which it overlaps, so that the GPU must
             keep the order of kernels.
         compiler: Whether there is a C compiler, which Triton needs to start its kernels.

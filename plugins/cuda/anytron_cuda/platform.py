@@ -133,7 +133,7 @@ class CudaPlatform(Platform):
     @hookimpl
     def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel | None:
         """Return the kernel that :mod:`anytron_cuda.attention` chooses for this GPU; None for other devices."""
-        if spec.device_type != "cuda":
+        if spec.device_type != "cuda" or spec.invariant:
             return None
         from anytron_cuda.attention.choice import make_attention
         from anytron_cuda.capabilities import capabilities
@@ -168,7 +168,7 @@ def _needs(config: RunConfig, gpus: Iterable[Gpu]) -> Needs:
     sizes = config.parallel.sizes()
     capability = min((gpu.compute_capability for gpu in gpus), default=None)
     return Needs(
-        deterministic=config.engine.deterministic,
+        deterministic=config.engine.repeatable,
         in_order=needs_order(sizes.tensor, sizes.context, capability),
         compiler=has_compiler(os.environ),
         ranks=config.parallel.world_size,
@@ -177,6 +177,8 @@ def _needs(config: RunConfig, gpus: Iterable[Gpu]) -> Needs:
 
 def _against_transformer_engine(config: RunConfig) -> str:
     """Why this run needs the portable modules; empty if it does not."""
+    if config.engine.on_policy == "bitwise":
+        return "engine.on_policy=bitwise needs kernels whose rows do not depend on their company"
     if config.rollout.engine == "megatron":
         return "rollout.engine=megatron generates with the portable modules"
     if config.model.dtype == "float32":

@@ -14,6 +14,7 @@ from anytron.base.seeds import derive_seed
 from anytron.config.anchor import anchor
 from anytron.config.schema import RunConfig
 from anytron.device.hooks.types import ProcessInfo
+from anytron.device.loading import open_session
 from anytron.device.patches import Ledger
 from anytron.device.stack import DeviceStack
 from anytron.workers.engines.context import EngineContext
@@ -51,7 +52,9 @@ def run_config(model=None, **rollout) -> RunConfig:
 
 
 def engine_for(config: RunConfig) -> TransformersEngine:
-    stack = DeviceStack(SimpleNamespace(platform=CpuPlatform()), Ledger())
+    bitwise = config.engine.on_policy == "bitwise"
+    session = open_session("cpu") if bitwise else SimpleNamespace(platform=CpuPlatform())
+    stack = DeviceStack(session, Ledger())
     return TransformersEngine(EngineContext(config, stack, ProcessInfo("rollout")))
 
 

@@ -225,6 +225,47 @@ ROUTER_PADDING = Patch(
     remove_when="mcore-bridge's models take padding_mask, as Megatron's own GPTModel.forward does",
     replacement=f"{FIXES}.models:mask_padding",
 )
+ROUTER_PRODUCT = Patch(
+    id="megatron.router-product",
+    target="megatron.core.transformer.moe.moe_utils:router_gating_linear",
+    phase=Phase.BEFORE_BUILD,
+    package=MEGATRON,
+    requires=">=0.13",
+    reason=(
+        "routers multiply by themselves: where kernels must be company-invariant, a token's experts would depend on "
+        "the other tokens of the micro-batch"
+    ),
+    upstream="megatron-core 0.16.1, moe_utils.py, lines 1192 to 1200",
+    remove_when="Megatron's routers multiply with a layer of Transformer Engine",
+    replacement=f"{FIXES}.invariance:multiply_with_the_kernel",
+)
+COMPANY = (
+    "where kernels must be company-invariant, its vectorised sigmoid computes the last elements by another formula"
+)
+ROUTER_SCORES = Patch(
+    id="megatron.router-scores",
+    target="megatron.core.transformer.moe.moe_utils:topk_routing_with_score_function",
+    phase=Phase.BEFORE_BUILD,
+    package=MEGATRON,
+    requires=">=0.13",
+    reason=COMPANY,
+    upstream="megatron-core 0.16.1, moe_utils.py, line 717; torch's loops on the host",
+    remove_when="torch's vectorised functions compute each element by one formula",
+    replacement=f"{FIXES}.invariance:compute_alone",
+)
+SHARED_EXPERTS_GATE = Patch(
+    id="megatron.shared-experts-gate",
+    target="megatron.core.transformer.moe.shared_experts:SharedExpertMLP.forward",
+    phase=Phase.BEFORE_BUILD,
+    package=MEGATRON,
+    requires=">=0.13",
+    reason=f"the gate of shared experts multiplies by itself; {COMPANY}",
+    upstream="megatron-core 0.16.1, shared_experts.py, forward",
+    remove_when="as megatron.router-product and megatron.router-scores",
+    replacement=f"{FIXES}.invariance:compute_alone",
+)
+INVARIANCE = (ROUTER_PRODUCT, ROUTER_SCORES, SHARED_EXPERTS_GATE)
+"""What portable modules do not multiply."""
 ROUTER_GEMM = Patch(
     id="megatron.router-gemm",
     target="megatron.core.transformer.moe.moe_utils:te_general_gemm",

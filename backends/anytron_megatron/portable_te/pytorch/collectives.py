@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from anytron.base.errors import EngineError
+from anytron_megatron.portable_te.binding import kernels
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -36,6 +37,22 @@ def _all_reduced(x: Tensor, group: ProcessGroup) -> Tensor:
     reduced = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(reduced, group=group)
     return reduced
+
+
+def _summed(x: Tensor, group: ProcessGroup) -> Tensor:
+    """Add the ranks' parts; if kernels are company-invariant, in the order of ranks.
+
+    A reduction of more than two ranks adds an element in an order that depends on its place in the message.
+    """
+    size = dist.get_world_size(group)
+    if size <= 2 or not kernels().invariant:
+        return _all_reduced(x, group)
+    parts = x.new_empty(size, *x.shape)
+    dist.all_gather_into_tensor(parts, x.contiguous(), group=group)
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
 
 
 def _gathered(x: Tensor, group: ProcessGroup) -> Tensor:
@@ -64,7 +81,7 @@ class _Replicate(torch.autograd.Function):
 class _Reduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:  # noqa: ARG004 - autograd's signature
-        return _all_reduced(x, group)
+        return _summed(x, group)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004
@@ -86,6 +103,8 @@ class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
+        if kernels().invariant:
+            return _summed(x, group).chunk(dist.get_world_size(group))[dist.get_rank(group)]
         return _reduce_scattered(x, group)
 
     @staticmethod

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from anytron.base.errors import PluginError
 from anytron.config.diagnostics import Diagnostic, refuse
@@ -18,6 +18,7 @@ from anytron.device.hooks.dispatch import WAYS, Implementation, InputChecks, bro
 from anytron.device.hooks.edits import apply_edits, is_set
 from anytron.device.hooks.registry import Call, HookSpec, Member, Precedence, specifications
 from anytron.device.hooks.types import ConfigEdit, Requirement
+from anytron.kernels.contract import AttentionSpec, KernelName, KernelSpec, LogProbSpec
 from anytron.sequences.masks import check_mask
 
 if TYPE_CHECKING:
@@ -28,18 +29,13 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.device.hooks.types import PatchContext, ProcessInfo
     from anytron.device.patches import Patch, Phase
-    from anytron.kernels.contract import (
-        AttentionKernel,
-        AttentionSpec,
-        KernelName,
-        KernelSpec,
-        LogProbKernel,
-        LogProbSpec,
-    )
+    from anytron.kernels.contract import AttentionKernel, LogProbKernel
     from anytron.sequences.layout import ModelInputs, SequenceLayout
     from anytron.sequences.masks import AttnMask, MaskRequest
 
 logger = logging.getLogger(__name__)
+
+Spec = TypeVar("Spec", AttentionSpec, KernelSpec, LogProbSpec)
 
 
 class Hooks:
@@ -76,6 +72,8 @@ class Hooks:
         self._check_inputs = InputChecks()
         self._suppliers: dict[str, set[str]] = {}
         self._descriptions: dict[str, set[str]] = {}
+        self.invariant = False
+        """Whether kernels must be company-invariant; an engine sets it before it builds models."""
 
     def _way_to_ask(self, hook: HookSpec) -> Callable[..., Any]:
         wrap: Callable[[str, str, Call], Call] = traced if tracing() else lambda _hook, _plugin, call: call
@@ -200,17 +198,18 @@ class Hooks:
 
     def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel:
         """The attention kernel of a layer."""
-        kernel: AttentionKernel = self._kernel("attention_kernel", "attention_kernel", spec)
+        kernel: AttentionKernel = self._kernel("attention_kernel", "attention_kernel", self._asked(spec))
         return kernel
 
     def fused_kernel(self, name: KernelName, spec: KernelSpec) -> Callable[..., Any]:
         """A fused kernel, with the signature of the neutral default in :mod:`anytron.kernels.fused`."""
+        spec = spec if name is KernelName.ADAM else self._asked(spec)
         kernel: Callable[..., Any] = self._kernel(f"fused_kernel {name.value}", "fused_kernel", name, spec)
         return kernel
 
     def log_prob_kernel(self, spec: LogProbSpec) -> LogProbKernel:
         """The kernel for token log-probs and entropies."""
-        kernel: LogProbKernel = self._kernel("log_prob_kernel", "log_prob_kernel", spec)
+        kernel: LogProbKernel = self._kernel("log_prob_kernel", "log_prob_kernel", self._asked(spec))
         return kernel
 
     # ---- each micro-batch -----------------------------------------------------------------------
@@ -266,11 +265,18 @@ class Hooks:
                 raise broken(hook, plugin, f"its result may list only objects of {names}", f"it lists {item!r}")
         return items
 
+    def _asked(self, spec: Spec) -> Spec:
+        return replace(spec, invariant=True) if self.invariant else spec
+
     def _kernel(self, label: str, hook: str, *arguments: Any) -> Any:
         """The first kernel, and a note of who supplied it."""
         plugin, kernel = self._ask[hook](*arguments)
         if not callable(kernel):
             raise broken(hook, plugin, "a kernel must be callable", f"it returned {kernel!r}")
+        own = any(one.name == plugin and one.precedence is Precedence.DEFAULT for one in self.members)
+        if arguments[-1].invariant and not own and getattr(kernel, "invariant", False) is not True:
+            rule = "a kernel for a spec with invariant=True must say so: its attribute invariant is True"
+            raise broken(hook, plugin, rule, f"{label} has no such attribute; the hook may return None instead")
         self._suppliers.setdefault(label, set()).add(plugin)
         description = getattr(kernel, "description", None)
         if description is not None and description not in self._descriptions.setdefault(label, set()):

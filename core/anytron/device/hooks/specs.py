@@ -175,7 +175,8 @@ def attention_kernel(spec: AttentionSpec) -> AttentionKernel | None:
     Called: once per attention layer when the model is built; the kernel is then called
     directly.
 
-    Returns: a callable as :class:`anytron.kernels.contract.AttentionKernel` describes it, or None.
+    Returns: a callable as :class:`anytron.kernels.contract.AttentionKernel` describes it, or None. A kernel for a
+        spec with ``invariant`` has an attribute ``invariant``, which is True; so have other kernels.
     """
 
 

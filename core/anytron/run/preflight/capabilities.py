@@ -83,6 +83,11 @@ def _generation(config: RunConfig) -> Iterator[Diagnostic]:
         )
     if config.rollout.quantization is not None:
         yield from _quantized(config)
+    if config.engine.on_policy == "bitwise" and not config.supervised:
+        key, fix = "engine.on_policy", "set engine.on_policy=close"
+        what = "give the log-probs of training to the bit"
+        yield from _lacking(config, "rollout", "bitwise", key, what, f"set rollout.engine=megatron, or {fix}")
+        yield from _lacking(config, "engine", "bitwise", key, what, fix)
 
 
 def _adapters_alone(config: RunConfig) -> Iterator[Diagnostic]:
@@ -103,6 +108,9 @@ def _quantized(config: RunConfig) -> Iterator[Diagnostic]:
     if config.rollout.lora == "alone":
         message = "no test compares adapters that are sent alone with merged ones if the other weights are rounded"
         yield Diagnostic("error", key, message, f"{remove}, or set rollout.lora=merged")
+    if config.engine.on_policy == "bitwise":
+        message = "rounded weights give other log-probs than training's"
+        yield Diagnostic("error", key, message, f"{remove}, or set engine.on_policy=close")
     if config.rollout.check_weights_every:
         message = "it compares the rollout's weights with training's bit for bit, and rollout.quantization rounds them"
         yield Diagnostic("error", "rollout.check_weights_every", message, f"set it to 0, or {remove}")

@@ -169,6 +169,7 @@ def supervised_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
         ("teacher", config.teacher, "the data have the responses to learn"),
         ("reward_model", config.reward_model, "no response is scored"),
         ("engine.offload", config.engine.offload, "no rollout engine needs the device"),
+        ("engine.on_policy", config.engine.on_policy == "bitwise", "the run has no rollout"),
         ("trainer.rollout_log_prob_tolerance", config.trainer.rollout_log_prob_tolerance, "the run has no rollout"),
     ):
         if given:

@@ -39,6 +39,7 @@ class TokenDraws:
         from transformers import TopKLogitsWarper, TopPLogitsWarper
 
         self._sampling = sampling
+        self.temperature = sampling.temperature
         self._seeds = seeds
         self._warpers: list[Any] = []
         if sampling.top_k > 0:
@@ -160,12 +161,16 @@ class RequestQueue:
         self._requests.extend(requests)
         self._requests.sort(key=lambda request: -len(request.prompt.tokens))
 
-    def take(self, count: int) -> list[GenerationRequest]:
-        """Take the next batch: at most ``count`` requests, all with equal sampling parameters; empty if none wait."""
+    def take(self, count: int, *, same_length: bool = False) -> list[GenerationRequest]:
+        """Take the next batch: at most ``count`` requests, all with equal sampling parameters; empty if none wait.
+
+        With ``same_length``, their prompts have equally many tokens.
+        """
         if not self._requests:
             return []
-        sampling = self._requests[0].sampling
-        batch = [request for request in self._requests if request.sampling == sampling][:count]
+        sampling, length = self._requests[0].sampling, len(self._requests[0].prompt.tokens)
+        alike = [request for request in self._requests if request.sampling == sampling]
+        batch = [request for request in alike if not same_length or len(request.prompt.tokens) == length][:count]
         taken = {request.id for request in batch}
         self._requests = [request for request in self._requests if request.id not in taken]
         return batch

@@ -36,8 +36,8 @@ IMPLEMENTATIONS: Mapping[tuple[KernelName, str], Callable[..., Any]] = MappingPr
 
 
 def fused_kernel(name: KernelName, spec: KernelSpec) -> DescribedKernel | None:
-    """Supply a kernel for this GPU; None for another kind of device."""
-    if spec.device_type != "cuda":
+    """Supply a kernel for this GPU; None for another kind of device, and where kernels must be company-invariant."""
+    if spec.device_type != "cuda" or spec.invariant:
         return None
     choice = choose_kernel(capabilities(), name, spec)
     kernel = default_kernel(name, spec) if choice.kernel == NEUTRAL else IMPLEMENTATIONS[name, choice.kernel]

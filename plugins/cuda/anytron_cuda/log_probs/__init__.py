@@ -22,8 +22,8 @@ AMPERE = (8, 0)
 
 
 def log_prob_kernel(spec: LogProbSpec) -> DescribedKernel | None:
-    """Supply a kernel for this GPU; None for another kind of device."""
-    if spec.device_type != "cuda":
+    """Supply a kernel for this GPU; None for another kind of device, and where kernels must be company-invariant."""
+    if spec.device_type != "cuda" or spec.invariant:
         return None
     choice = choose_log_prob(capabilities(), spec)
     arithmetic = None

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from anytron.kernels.contract import KernelName
 from anytron_megatron.portable_te.binding import kernels
@@ -66,6 +65,7 @@ class Linear(TransformerEngineBaseModule):
                 vars(self.bias)["sequence_parallel"] = self.sequence_parallel
         else:
             self.bias = torch.Tensor()  # as Transformer Engine; Megatron reads its length
+        self._linear = kernels().fused(KernelName.LINEAR, params_dtype)
 
     def forward(self, inp: Tensor, is_first_microbatch: bool | None = None, **unsupported: Any) -> Any:
         """Apply the layer to this rank's input, ``[S, ..., in_features]``.
@@ -88,12 +88,12 @@ class Linear(TransformerEngineBaseModule):
     def _multiply(self, x: Tensor) -> Tensor:
         bias = self.bias if self.apply_bias else None
         if self.tp_size == 1 or self.parallel_mode is None:
-            return functional.linear(x, self.weight, bias)
+            return self._linear(x, self.weight, bias)
         if self.parallel_mode == "column":
             enter = collectives.gather_first if self.sequence_parallel else collectives.replicate
-            return functional.linear(enter(x, self.tp_group), self.weight, bias)
+            return self._linear(enter(x, self.tp_group), self.weight, bias)
         leave = collectives.reduce_scatter_first if self.sequence_parallel else collectives.reduce
-        output = leave(functional.linear(x, self.weight), self.tp_group)
+        output = leave(self._linear(x, self.weight, None), self.tp_group)
         return output if bias is None else output + bias
 
 

@@ -1,0 +1,85 @@
+"""With company-invariant kernels, generation gives training's log-probs to the bit."""
+
+from __future__ import annotations
+
+import pytest
+
+from anytron.config.running import EngineSection
+from anytron.proof.verification.weights import stored_weights
+from anytron.run.trainer.updates import UpdatePlan
+from anytron.task.data.model_files import as_known, has_experts, logits_fields
+from anytron_conformance.tiny_models import CONFIGS
+from tests.backends.megatron.families.layouts import ONE
+from tests.backends.megatron.families.published import PUBLISHED
+from tests.backends.megatron.generation.test_generation import CASES, Case, generated, requests_for, trajectories
+from tests.backends.rollout.conftest import engine_for, run_config, write_weights
+
+BITWISE = {"on_policy": "bitwise"}
+QUICK = {("qwen3", "one rank"), ("qwen3", "TP2"), ("qwen3_moe", "TP2, EP2"), ("deepseek_v3", "EP2")}
+
+
+def marked(case, quick):
+    marks = case.marks or ([] if quick else ["slow"])
+    return pytest.param(case, id=f"{case.model}-{case.layout.name}", marks=[getattr(pytest.mark, one) for one in marks])
+
+
+def dense(model):
+    fields = logits_fields(as_known(PUBLISHED.get(model) or CONFIGS[model]))
+    return not has_experts(fields.get("text_config") or fields)
+
+
+DENSE = dict.fromkeys(case.model for case in CASES if dense(case.model))
+
+
+def differing(workers, config, requests, found):
+    """How many of the response's tokens have another log-prob in training, and how many tokens there are."""
+    batch, log_probs = trajectories(requests, found)
+    scored = workers.score(batch, UpdatePlan.from_config(config, workers.topology[0]), "policy")
+    return (scored[batch.response_mask] != log_probs).sum().item(), len(log_probs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", [marked(case, (case.model, case.layout.name) in QUICK) for case in CASES])
+def test_on_the_training_ranks(case, dtype, ranks, tiny_family):
+    layout, requests = case.layout, requests_for(**case.sampling)
+    workers, config = ranks.engine(
+        tiny_family(case.model),
+        model={"dtype": dtype},
+        parallel=layout.parallel,
+        engine={**layout.engine, **BITWISE},
+        rollout={"engine": "megatron", "max_batch_size": 12},
+    )
+
+    different, tokens = differing(workers, config, requests, generated(workers, requests))
+
+    assert different == 0, tokens
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", [marked(Case(model, ONE), model == "qwen3") for model in DENSE])
+def test_with_transformers(case, dtype, ranks, tiny_family, tmp_path):
+    requests, directory = requests_for(), tiny_family(case.model)
+    model = {"path": str(directory), "dtype": dtype, "tokenizer": "sort_digits.py:tokenizer"}
+    config = run_config(model=model, max_batch_size=12)
+    engine = engine_for(config.model_copy(update={"engine": EngineSection.model_validate(BITWISE)}))
+    workers, config = ranks.engine(directory, model={"dtype": dtype}, engine=BITWISE)
+    engine.load_weights(write_weights(tmp_path / "sent.safetensors", stored_weights(directory)))
+    engine.submit(requests)
+    found = {}
+    while finished := engine.poll(1.0):
+        found |= dict(finished)
+
+    different, tokens = differing(workers, config, requests, found)
+
+    refused = (case.model, dtype) == ("ernie4_5", "bfloat16")  # tests/backends/megatron/checks/test_on_policy.py
+    assert (different > 0) == refused, (different, tokens)
+
+
+def test_the_usual_kernels_differ(ranks, tiny_family):
+    """Otherwise the tests above would show nothing."""
+    requests = requests_for()
+    workers, config = ranks.engine(tiny_family("qwen3"), rollout={"engine": "megatron", "max_batch_size": 12})
+
+    different, tokens = differing(workers, config, requests, generated(workers, requests))
+
+    assert different > tokens // 4
