@@ -13,6 +13,7 @@ from anytron.kernels.contract import KernelName
 from anytron.kernels.fused import default_kernel
 from tests.corpus.fault import Fault, in_place_of
 
+EXCHANGED = str.maketrans("01", "10")
 PARSED = "mcore_bridge.config.parser:hf_to_mcore_config"
 
 
@@ -27,6 +28,18 @@ class SlidingWindowOneTokenTooWide(Fault):
         found = original(converted)
         left, right = map(int, found["window_size"].split(","))
         return {**found, "window_size": f"{left + 1},{right}"}
+
+
+class SlidingLayersInverted(Fault):
+    """Each layer with a window has none, and the others have it."""
+
+    run, rule = "window", "hf-logits"
+
+    @staticmethod
+    @in_place_of("anytron_megatron.models.bridge:completed")
+    def inverted(original, converted):
+        found = original(converted)
+        return {**found, "window_attn_skip_freq": found["window_attn_skip_freq"].translate(EXCHANGED)}
 
 
 class StateRunsOverPackedBoundaries(Fault):
