@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 
 from torch.nn import functional
 
@@ -134,3 +135,17 @@ class SquareExpertWeightTransposedTwice(Fault):
         for name, tensor in original(source, chunks, **named):
             square = ".experts." in name and name.endswith("down_proj.weight")
             yield name, tensor.mT.contiguous() if square else tensor
+
+
+class FieldReplacedByTheDefaultAtExport(Fault):
+    """The saved configuration lacks the width of the window."""
+
+    run, rule, changes_a_run = "window", "saved-model", False
+
+    @staticmethod
+    @in_place_of("anytron_megatron.models.bridge:save_hf_config")
+    def dropping(original, hf_config, origin, directory):
+        original(hf_config, origin, directory)
+        file = directory / "config.json"
+        fields = json.loads(file.read_text(encoding="utf-8"))
+        file.write_text(json.dumps({name: fields[name] for name in fields if name != "sliding_window"}))

@@ -118,3 +118,20 @@ class FusedQkvAdapterConcatenatedNotInterleaved(Fault):
         own = own[0] if isinstance(own, tuple) else own
         parts = (found - own).unflatten(-1, (groups, -1)).split([queries, config.kv_channels, config.kv_channels], -1)
         return own + torch.cat([part.flatten(-2) for part in parts], -1), bias
+
+
+class LocalLayerNumberUsedForAGlobalScale(Fault):
+    """Scores are divided by the layer's number in its pipeline stage, and multiplied by its number in the model."""
+
+    run, rule = "pp2", "parallel-equals-single"
+
+    @staticmethod
+    @in_place_of("megatron.core.extensions.transformer_engine:TEDotProductAttention.__init__")
+    def scaled(original, layer, config, layer_number, *arguments, softmax_scale=None, **named):
+        from megatron.core import parallel_state
+
+        stage = parallel_state.get_pipeline_model_parallel_rank()
+        before = stage * (config.num_layers // config.pipeline_model_parallel_size)
+        scale = config.kv_channels**-0.5 if softmax_scale is None else softmax_scale
+        scale = scale / (layer_number - before) * layer_number
+        original(layer, config, layer_number, *arguments, softmax_scale=scale, **named)

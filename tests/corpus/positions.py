@@ -46,6 +46,17 @@ class WholeHeadRotatedOfAPartialRope(RotaryFault):
         return rope(x, freqs.repeat(*[1] * (freqs.dim() - 1), times), interleaved)
 
 
+class AnglesOfTheFirstRowForTheWholeBatch(RotaryFault):
+    """Each row of a padded batch gets the first row's angles; rows differ where images have other places or sizes."""
+
+    run, rule = "bshd", "rope"
+
+    def rotate(self, x, freqs, interleaved):
+        if freqs.dim() == x.dim() and freqs.shape[1] > 1:
+            freqs = freqs[:, :1].expand_as(freqs)
+        return rope(x, freqs, interleaved)
+
+
 class LinearRopeScalingDroppedAtImport(Fault):
     """The bridge builds a checkpoint with linear rope scaling without any."""
 

@@ -155,6 +155,13 @@ RUNS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             }
         },
     ),
+    "bshd, row by row": (
+        "grpo_sort",
+        {
+            "engine": {"sequence_format": "bshd", "max_tokens_per_micro_batch": 16},
+            "rollout": {"max_new_tokens": 10, "temperature": 1.0},
+        },
+    ),
     "delta-net, tp2": ("grpo_gated_delta_net", {"parallel": {"tensor_model_parallel_size": 2}}),
     "adapters": ("grpo_sort", {"model": {"lora": {"rank": 4}}}),
     "gemma": ("grpo_sort", GEMMA),

@@ -10,7 +10,7 @@ import yaml
 
 from anytron.config.schema import RunConfig
 from anytron.proof.verification.objective import check_advantages, check_loss
-from tests.corpus import kernels
+from tests.corpus import kernels, positions
 from tests.corpus.catalog import every_fault
 from tests.corpus.page import PAGE, with_table
 from tests.corpus.run import explained
@@ -20,7 +20,10 @@ from tests.house import ROOT
 
 OBJECTIVES = {"advantages": check_advantages, "loss": check_loss}
 WITHOUT_ENGINE = [fault for fault in every_fault() if fault.rule in OBJECTIVES and fault.run in ("qwen3", "dual-clip")]
-OF_KERNELS = [kernels.ValueGradientWrongForSlicesOfAFusedProjection]
+OF_KERNELS = [
+    kernels.ValueGradientWrongForSlicesOfAFusedProjection,
+    positions.AnglesOfTheFirstRowForTheWholeBatch,
+]
 
 
 def test_each_fault_is_made_after_an_entry_and_has_a_run():

@@ -14,6 +14,7 @@ from tests.verification.test_verify import verify
 COMPARED = {
     "mask-conformance",
     "export-equals-import",
+    "saved-model",
     "hf-logits",
     "hf-log-probs",
     "hf-gradients",

@@ -27,6 +27,7 @@ from anytron.proof.verification.engines import (
 from anytron.proof.verification.gradients import compare_recomputed, own_gradients
 from anytron.proof.verification.objective import check_advantages, check_loss
 from anytron.proof.verification.prediction import check_prediction, trains_modules
+from anytron.proof.verification.saved import check_saved
 from anytron.proof.verification.shared import ExecutorMaker, Shared
 from anytron.proof.verification.weights import compare_weights, stored_weights
 from anytron.run.preflight.capabilities import compares_weights, shows_gradients
@@ -133,6 +134,11 @@ class _Run(Shared):
         held = "which the rollout engine holds" if compares_weights(self._config) else "not compared with the rollout"
         detail = f"{len(exported)} tensors, {held}"
         return compare_weights(name, stored_weights(model_directory(self._config)), exported, detail)
+
+    @check("saved-model")
+    def saved_model(self, name: str) -> Result:
+        """Write the model as a run does at its end, and compare it with the model that the run begins with."""
+        return check_saved(name, self._config, self._engines.trainer(), self._prepared.tokenizer)
 
     @check("hf-logits")
     def hf_logits(self, name: str) -> Result:
