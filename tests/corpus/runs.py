@@ -70,7 +70,6 @@ GEMMA = {
                 "final_logit_softcapping": 5.0,
                 "hidden_activation": "gelu_pytorch_tanh",
                 "hidden_size_per_layer_input": 0,
-                "initializer_range": 0.125,
                 "layer_types": ["sliding_attention", "full_attention"],
                 "num_global_key_value_heads": None,
                 "num_kv_shared_layers": 0,
@@ -105,11 +104,7 @@ GEMMA = {
         }
     }
 }
-"""Gemma 4: capped logits, a window in each other layer, and angles of which most are zero in the others.
-
-Its weights are so large that a GELU's input reaches beyond the part where the function is nearly a parabola, as in a
-trained model.
-"""
+"""Gemma 4: capped logits, a window in each other layer, and angles of which most are zero in the others."""
 
 RUNS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     **OF_MUTANTS,

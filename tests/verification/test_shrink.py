@@ -12,6 +12,8 @@ from tests.verification.published_configs import PUBLISHED
 from tests.verification.test_verify import verify
 
 COMPARED = {
+    "advantages",
+    "loss",
     "mask-conformance",
     "export-equals-import",
     "saved-model",
@@ -20,6 +22,8 @@ COMPARED = {
     "hf-gradients",
     "optimizer-update",
     "rollout-equals-training",
+    "samples-of-a-prompt",
+    "rollout-follows-updates",
     "empty-shares",
     "packed-equals-padded",
 }
