@@ -70,6 +70,20 @@ def test_a_changed_tensor_is_named(directories):
     assert compare_saved(CHECK, origin, saved).status == "failed"
 
 
+def test_names_and_shapes_must_not_be_others(directories):
+    origin, saved = directories
+    change_weights(saved, lambda weights: {**weights, "lm_head.weight": weights["lm_head.weight"].mT.contiguous()})
+    result = compare_saved(CHECK, origin, saved)
+    assert (result.status, result.detail) == (
+        "failed",
+        "the shape of the saved lm_head.weight is [64, 128], and was [128, 64]",
+    )
+    change_weights(saved, lambda weights: {f"other.{name}": tensor for name, tensor in weights.items()})
+    result = compare_saved(CHECK, origin, saved)
+    assert result.status == "failed"
+    assert "has its name in the saved files" in result.detail
+
+
 def test_fields_are_compared_wherever_they_are():
     before = {"a": 1, "b": {"c": [1, 2], "dtype": "float32"}, "gone": None}
     after = {"a": 1, "b": {"c": [1, 3], "dtype": "bfloat16"}, "new": {"d": True}}

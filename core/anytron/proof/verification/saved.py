@@ -68,11 +68,17 @@ def compare_saved(check: str, origin: Path, saved: Path) -> Result:
         )
     before, after = stored_weights(origin), stored_weights(saved)
     common = sorted(before.keys() & after.keys())
+    if not common:
+        return Result(check, "failed", f"none of the {len(before)} tensors has its name in the saved files")
+    for name in common:
+        if before[name].shape != after[name].shape:
+            shapes = f"{list(after[name].shape)}, and was {list(before[name].shape)}"
+            return Result(check, "failed", f"the shape of the saved {name} is {shapes}")
     off = {name: largest(before[name].to(after[name].dtype).double() - after[name].double()) for name in common}
     detail = f"{len(common)} of {len(before)} tensors have the same name, and each field of config.json the same value"
     if unequal := [name for name, value in off.items() if value != 0.0]:
         detail = f"{len(unequal)} of {len(common)} saved tensors differ, the first is {unequal[0]}"
-    return measured(check, max(off.values(), default=0.0), 0.0, detail)
+    return measured(check, max(off.values()), 0.0, detail)
 
 
 def different_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
