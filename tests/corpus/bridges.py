@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
+
+from torch.nn import functional
 
 from anytron import hookimpl
 from anytron.kernels.attention import make_attention
@@ -10,6 +13,7 @@ from anytron.kernels.contract import KernelName
 from anytron.kernels.fused import rms_norm
 from tests.corpus.fault import Fault, in_place_of
 
+EXPORT = "anytron_megatron.models.bridge:BridgeSource.export"
 LOAD = "anytron_megatron.models.bridge:load_weights"
 
 
@@ -74,3 +78,74 @@ class EpsilonOfTheConfigNotPassed(Fault):
 
 def with_another_epsilon(x, weight, eps, zero_centered):
     return rms_norm(x, weight, 1e-5, zero_centered)
+
+
+class LogitSoftcapMissingInOneVariant(Fault):
+    """The head computes log-probs of logits that are not limited."""
+
+    run, rule = "gemma", "hf-log-probs"
+
+    @staticmethod
+    @in_place_of("anytron_megatron.building:take_cap")
+    def without(original, model):
+        original(model)
+
+
+class ActivationNamedByALegacyField(Fault):
+    """The layers of a model with the approximation of GELU by a tanh get the exact function."""
+
+    run, rule = "gemma", "hf-logits"
+
+    @staticmethod
+    @in_place_of("anytron_megatron.models.bridge:completed")
+    def exact(original, converted):
+        return {**original(converted), "activation_func": functional.gelu}
+
+
+class ExportChangesTheLiveWeights(Fault):
+    """Each export adds one to the zero-centred norms of the model that is trained."""
+
+    run, rule = "delta-net", "hf-logits"
+
+    @staticmethod
+    @in_place_of(EXPORT)
+    def in_place(original, source, chunks, **named):
+        for name, tensor in original(source, chunks, **named):
+            yield name, tensor.clone()
+        for _, value in parameters(chunks, ("layernorm.weight", "layer_norm_weight")):
+            value.data.add_(1)
+
+
+class SquareExpertWeightTransposedTwice(Fault):
+    """Import and export both transpose the experts' second matrix, which is square."""
+
+    run, rule = "moe", "hf-logits"
+
+    @staticmethod
+    @in_place_of(LOAD)
+    def transposed(original, bridge, chunks, *arguments):
+        original(bridge, chunks, *arguments)
+        for name, value in (pair for chunk in chunks for pair in chunk.named_parameters()):
+            if ".experts." in name and "linear_fc2" in name:
+                value.data.copy_(value.data.mT.clone())
+
+    @staticmethod
+    @in_place_of(EXPORT)
+    def again(original, source, chunks, **named):
+        for name, tensor in original(source, chunks, **named):
+            square = ".experts." in name and name.endswith("down_proj.weight")
+            yield name, tensor.mT.contiguous() if square else tensor
+
+
+class FieldReplacedByTheDefaultAtExport(Fault):
+    """The saved configuration lacks the width of the window."""
+
+    run, rule, changes_a_run = "window", "saved-model", False
+
+    @staticmethod
+    @in_place_of("anytron_megatron.models.bridge:save_hf_config")
+    def dropping(original, hf_config, origin, directory):
+        original(hf_config, origin, directory)
+        file = directory / "config.json"
+        fields = json.loads(file.read_text(encoding="utf-8"))
+        file.write_text(json.dumps({name: fields[name] for name in fields if name != "sliding_window"}))

@@ -11,8 +11,10 @@ from anytron.device.loading.neutral import NeutralDefaults
 from anytron.kernels.attention import make_attention
 from anytron.kernels.contract import KernelName
 from anytron.kernels.fused import default_kernel
+from anytron.sequences.masks import MaskKind
 from tests.corpus.fault import Fault, in_place_of
 
+EXCHANGED = str.maketrans("01", "10")
 PARSED = "mcore_bridge.config.parser:hf_to_mcore_config"
 
 
@@ -27,6 +29,18 @@ class SlidingWindowOneTokenTooWide(Fault):
         found = original(converted)
         left, right = map(int, found["window_size"].split(","))
         return {**found, "window_size": f"{left + 1},{right}"}
+
+
+class SlidingLayersInverted(Fault):
+    """Each layer with a window has none, and the others have it."""
+
+    run, rule = "window", "hf-logits"
+
+    @staticmethod
+    @in_place_of("anytron_megatron.models.bridge:completed")
+    def inverted(original, converted):
+        found = original(converted)
+        return {**found, "window_attn_skip_freq": found["window_attn_skip_freq"].translate(EXCHANGED)}
 
 
 class StateRunsOverPackedBoundaries(Fault):
@@ -79,3 +93,25 @@ class OwnKeyMaskedOut(Fault):
             return attend(query, *shifted, call)
 
         return before
+
+
+class CachedMaskChangedInPlace(Fault):
+    """A cached causal mask loses, in place, the rows that a short batch does not need; a longer one reads them."""
+
+    run, rule = "bshd, row by row", "hf-logits"
+    cached = None
+
+    @hookimpl
+    def build_attn_mask(self, request):
+        if request.format == "thd":
+            return NeutralDefaults().build_attn_mask(request)
+        mask = NeutralDefaults().build_attn_mask(replace(request, accepted=frozenset({MaskKind.FULL_4D})))
+        if request.layout is None:
+            return mask
+        length = request.layout.max_seqlen
+        if self.cached is None:
+            self.cached = torch.ones(64, 64, dtype=torch.bool).triu(1)
+        if request.layout.num_tokens < 128:
+            self.cached[length:] *= False
+        rows = self.cached[None, None, :length, :length].expand(*mask.tensor.shape)
+        return replace(mask, tensor=rows.to(mask.tensor.device))

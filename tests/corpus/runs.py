@@ -55,6 +55,57 @@ WINDOW = of(
 )
 """gpt-oss: a window in each other layer, experts with biases."""
 
+GEMMA = {
+    "model": {
+        "config": {
+            "model_type": "gemma4",
+            "text_config": {
+                "model_type": "gemma4_text",
+                **DIGITS,
+                **SMALL,
+                "head_dim": 16,
+                "global_head_dim": 32,
+                "attention_k_eq_v": False,
+                "enable_moe_block": False,
+                "final_logit_softcapping": 5.0,
+                "hidden_activation": "gelu_pytorch_tanh",
+                "hidden_size_per_layer_input": 0,
+                "layer_types": ["sliding_attention", "full_attention"],
+                "num_global_key_value_heads": None,
+                "num_kv_shared_layers": 0,
+                "rope_parameters": {
+                    "full_attention": {
+                        "partial_rotary_factor": 0.25,
+                        "rope_theta": 1000000.0,
+                        "rope_type": "proportional",
+                    },
+                    "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+                },
+                "sliding_window": 3,
+                "use_bidirectional_attention": None,
+                "use_double_wide_mlp": False,
+                "vocab_size_per_layer_input": 16,
+            },
+            "vision_config": {
+                "model_type": "gemma4_vision",
+                "head_dim": 16,
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_attention_heads": 2,
+                "num_hidden_layers": 1,
+                "num_key_value_heads": 2,
+                "patch_size": 4,
+                "position_embedding_size": 64,
+            },
+            "audio_config": None,
+            "image_token_id": 13,
+            "video_token_id": 14,
+            "tie_word_embeddings": False,
+        }
+    }
+}
+"""Gemma 4: capped logits, a window in each other layer, and angles of which most are zero in the others."""
+
 RUNS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     **OF_MUTANTS,
     "partial-rotary": ("grpo_sort", of(model_type="glm4", head_dim=16, partial_rotary_factor=0.5)),
@@ -81,6 +132,34 @@ RUNS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         },
     ),
     "window": ("grpo_sort", WINDOW),
+    "yarn, latent": (
+        "grpo_mla",
+        {
+            "model": {
+                "config": {
+                    "rope_scaling": {
+                        "beta_fast": 32,
+                        "beta_slow": 1,
+                        "factor": 4.0,
+                        "mscale": 0.707,
+                        "mscale_all_dim": 1.0,
+                        "original_max_position_embeddings": 16,
+                        "rope_type": "yarn",
+                    }
+                }
+            }
+        },
+    ),
+    "bshd, row by row": (
+        "grpo_sort",
+        {
+            "engine": {"sequence_format": "bshd", "max_tokens_per_micro_batch": 16},
+            "rollout": {"max_new_tokens": 10, "temperature": 1.0},
+        },
+    ),
+    "delta-net, tp2": ("grpo_gated_delta_net", {"parallel": {"tensor_model_parallel_size": 2}}),
+    "adapters": ("grpo_sort", {"model": {"lora": {"rank": 4}}}),
+    "gemma": ("grpo_sort", GEMMA),
     "four-norms": ("grpo_sort", of(model_type="glm4", head_dim=16, partial_rotary_factor=0.5)),
     "moe-bshd": ("grpo_moe", {"engine": {"sequence_format": "bshd"}}),
     "dual-clip": ("grpo_sort", {"algorithm": {"dual_clip": 1.01}}),

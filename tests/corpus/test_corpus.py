@@ -10,7 +10,7 @@ import yaml
 
 from anytron.config.schema import RunConfig
 from anytron.proof.verification.objective import check_advantages, check_loss
-from tests.corpus import kernels, precision
+from tests.corpus import kernels, positions, precision
 from tests.corpus.catalog import every_fault
 from tests.corpus.page import PAGE, with_table
 from tests.corpus.run import explained
@@ -23,6 +23,7 @@ WITHOUT_ENGINE = [fault for fault in every_fault() if fault.rule in OBJECTIVES a
 OF_KERNELS = [
     kernels.ValueGradientWrongForSlicesOfAFusedProjection,
     precision.WeightGradientSummedInHalfPrecision,
+    positions.AnglesOfTheFirstRowForTheWholeBatch,
 ]
 
 

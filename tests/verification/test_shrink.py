@@ -12,13 +12,18 @@ from tests.verification.published_configs import PUBLISHED
 from tests.verification.test_verify import verify
 
 COMPARED = {
+    "advantages",
+    "loss",
     "mask-conformance",
     "export-equals-import",
+    "saved-model",
     "hf-logits",
     "hf-log-probs",
     "hf-gradients",
     "optimizer-update",
     "rollout-equals-training",
+    "samples-of-a-prompt",
+    "rollout-follows-updates",
     "empty-shares",
     "packed-equals-padded",
 }

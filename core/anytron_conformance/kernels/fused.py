@@ -184,13 +184,18 @@ def rope_of(
     shape: tuple[int, ...],
     turned: int,
     interleaved: bool,
+    rows: int = 1,
     **others: Any,
 ) -> Comparison:
-    """Return the comparison of ``rope`` with angles ``[T, 1, ..., R]`` of positions 0, 37, 74, ...; R = ``turned``."""
+    """Return the comparison of ``rope`` with angles ``[T, rows, 1, ..., R]``; R = ``turned``.
+
+    Positions are 0, 37, 74, ... in the first row; each further row begins 5 later.
+    """
     kernel = fused(subject, KernelName.ROPE, dtype)
-    angles = torch.outer(37.0 * torch.arange(shape[0]), 0.1 ** torch.linspace(0, 3, turned // 2))
+    positions = 37.0 * torch.arange(shape[0])[:, None] + 5.0 * torch.arange(rows)
+    angles = positions[..., None] * 0.1 ** torch.linspace(0, 3, turned // 2)
     doubled = angles.repeat_interleave(2, -1) if interleaved else torch.cat([angles, angles], -1)
-    freqs = doubled.view(shape[0], *[1] * (len(shape) - 2), turned)
+    freqs = doubled.view(shape[0], rows, *[1] * (len(shape) - 3), turned)
     told = freqs.to(subject.device)
     return Comparison(
         lambda x: kernel(x, told, interleaved),
@@ -207,26 +212,29 @@ def rope_of(
     "rope turns pairs of the first entries of each head by the given angles; the other entries stay as they are.",
     cases=in_dtypes(
         (f"{list(shape)}, {turned} turn, {'neighbours' if interleaved else 'halves'}, {name}", values, ())
-        for shape, turned, name, lay in (
-            ((1, 1, 4), 4, *LAYINGS[0]),
-            ((5, 3, 16), 16, *LAYINGS[0]),
-            ((5, 3, 16), 8, *LAYINGS[0]),
-            ((6, 2, 3, 80), 64, *LAYINGS[0]),
-            ((5, 3, 16), 8, *LAYINGS[1]),
-            ((5, 3, 16), 16, *LAYINGS[2]),
+        for shape, turned, rows, name, lay in (
+            ((1, 1, 4), 4, 1, *LAYINGS[0]),
+            ((5, 3, 16), 16, 1, *LAYINGS[0]),
+            ((5, 3, 16), 8, 1, *LAYINGS[0]),
+            ((6, 2, 3, 80), 64, 1, *LAYINGS[0]),
+            ((6, 2, 3, 80), 64, 2, "each row has its own angles", LAYINGS[0][1]),
+            ((5, 3, 16), 8, 1, *LAYINGS[1]),
+            ((5, 3, 16), 16, 1, *LAYINGS[2]),
         )
         for interleaved in (False, True)
-        for values in ((shape, turned, interleaved, lay),)
+        for values in ((shape, turned, interleaved, rows, lay),)
     ),
 )
 def rope(subject: Subject, case: Case) -> None:
     """Rotate heads ``[T, heads, D]`` and ``[S, B, heads, D]``, and compare with a rotation of complex numbers.
 
-    A pair is the entries i and i + R / 2, or two neighbours if ``interleaved``. The gradient must be rotated back: a
-    kernel that rotates it in the same direction as the values breaks the rule.
+    A pair is the entries i and i + R / 2, or two neighbours if ``interleaved``. Padded rows with images have angles of
+    their own, because an image takes fewer positions than tokens. The gradient must be rotated back: a kernel that
+    rotates it in the same direction as the values breaks the rule, and so does one that takes all angles from the
+    first row.
     """
-    dtype, (shape, turned, interleaved, lay) = case.values
-    rope_of(subject, dtype, shape, turned, interleaved, lay=lay).hold(subject)
+    dtype, (shape, turned, interleaved, rows, lay) = case.values
+    rope_of(subject, dtype, shape, turned, interleaved, rows, lay=lay).hold(subject)
 
 
 def grouped_mm_of(subject: Subject, dtype: torch.dtype, splits: tuple[int, ...], **others: Any) -> Comparison:

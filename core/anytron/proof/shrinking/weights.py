@@ -17,17 +17,21 @@ if TYPE_CHECKING:
 
 MOST_PARAMETERS = 20_000_000
 """Parameters of a shrunk model: more would mean that some size was not cut."""
+_GATES = (".gate_proj.weight", ".gate_up_proj")
+"""Ends of the names of weights from which an activation's input is computed."""
 
 
 def draw_telling_values(model: PreTrainedModel) -> None:
     """Change the parameters whose initial values would hide a mistake, with torch's generator.
 
-    These are norms of 1, biases of 0, routers that choose by rounding error, padding that is embedded as zeros, and
-    heads of Gated DeltaNet that forget at every token.
+    These are norms of 1, biases of 0, routers that choose by rounding error, padding that is embedded as zeros,
+    heads of Gated DeltaNet that forget at every token, and inputs of a GELU near 0, where its exact form and its
+    approximations are equal.
     """
     import torch
 
     with torch.no_grad():
+        _widen_inputs_of_gelu(model)
         for name, parameter in model.named_parameters():
             if ("norm" in name or ".ln_" in name) and parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -48,6 +52,16 @@ def draw_telling_values(model: PreTrainedModel) -> None:
                 bias.add_(torch.randn_like(bias) * 0.1)
             elif name.endswith("layer_scalar"):  # Gemma 4's, 1 at first
                 bias.mul_(torch.empty_like(bias).uniform_(0.8, 1.2))
+
+
+def _widen_inputs_of_gelu(model: PreTrainedModel) -> None:
+    """Draw the weights before a language model's GELU such that its inputs are about 1, as in trained models."""
+    text = model.config.get_text_config()
+    activation = getattr(text, "hidden_activation", None) or getattr(text, "hidden_act", None)
+    if "gelu" in str(activation):
+        for name, parameter in model.named_parameters():
+            if name.endswith(_GATES):
+                parameter.normal_(std=text.hidden_size**-0.5)
 
 
 def write_shrunk_model(fields: dict[str, Any], where: str, directory: Path, dtype: str, seed: int, kind: str) -> None:

@@ -31,6 +31,7 @@ from anytron.proof.verification.logits import logits_of_transformers
 from anytron.proof.verification.long_sequences import long_sequence
 from anytron.proof.verification.objective import check_advantages, check_loss
 from anytron.proof.verification.prediction import check_prediction, trains_modules
+from anytron.proof.verification.saved import check_saved
 from anytron.proof.verification.shared import ExecutorMaker, Shared
 from anytron.proof.verification.sums import check_sums
 from anytron.proof.verification.weights import compare_weights, stored_weights
@@ -138,6 +139,11 @@ class _Run(Shared):
         held = "which the rollout engine holds" if compares_weights(self._config) else "not compared with the rollout"
         detail = f"{len(exported)} tensors, {held}"
         return compare_weights(name, stored_weights(model_directory(self._config)), exported, detail)
+
+    @check("saved-model")
+    def saved_model(self, name: str) -> Result:
+        """Write the model as a run does at its end, and compare it with the model that the run begins with."""
+        return check_saved(name, self._config, self._engines.trainer(), self._prepared.tokenizer)
 
     @check("hf-logits")
     def hf_logits(self, name: str) -> Result:
