@@ -14,6 +14,8 @@ from tests.corpus import (
     precision,
     rollouts,
     routing,
+    schedules,
+    stale,
 )
 from tests.corpus.fault import Fault
 from tests.corpus.test_published import published
@@ -30,6 +32,8 @@ KINDS = (
     precision,
     rollouts,
     routing,
+    schedules,
+    stale,
 )
 
 

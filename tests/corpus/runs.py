@@ -55,6 +55,14 @@ WINDOW = of(
 )
 """gpt-oss: a window in each other layer, experts with biases."""
 
+SUPERVISED = {
+    "data": {"source": "sort_digits.py:examples"},
+    "rewards": None,
+    "rollout": None,
+    "algorithm": {"name": "sft", "mini_batches": 1, "kl_coefficient": 0.0, "entropy_coefficient": 0.0},
+}
+"""Supervised fine-tuning with the right answers."""
+
 RUNS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     **OF_MUTANTS,
     "partial-rotary": ("grpo_sort", of(model_type="glm4", head_dim=16, partial_rotary_factor=0.5)),
@@ -89,5 +97,14 @@ RUNS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "grpo_sort",
         {"parallel": {"tensor_model_parallel_size": 2, "sequence_parallel": False}},
     ),
+    "few-prompts": ("grpo_sort", {"data": {"options": {"count": 8}}, "trainer": {"total_steps": 3}}),
+    "images": ("grpo_count_shapes", {"data": {"options": {"count": 4}}}),
+    "lora": ("grpo_sort", {"model": {"lora": {"rank": 4}}}),
+    "warm-up": (
+        "grpo_sort",
+        {"optimizer": {"schedule": "cosine", "warmup_steps": 1}, "trainer": {"total_steps": 3}},
+    ),
+    "uneven": ("grpo_sort", {"parallel": {"data_parallel_size": 2}, "engine": {"max_tokens_per_micro_batch": 28}}),
+    "sft": ("grpo_sort", SUPERVISED),
     "close-rewards": ("grpo_sort", {"rewards": [{"function": "sort_digits.py:reward", "weight": 0.001}]}),
 }

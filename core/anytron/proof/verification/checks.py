@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from anytron.config.running import ParallelSection
 from anytron.proof.checks import Check, Inapplicable, Report, make
 from anytron.proof.shrinking.weights import draw_telling_values
-from anytron.proof.verification import roles, updates
+from anytron.proof.verification import rates, roles, updates
 from anytron.proof.verification.comparisons import (
     compare_logits,
     compare_observations,
@@ -194,7 +194,7 @@ class _Run(Shared):
     def optimizer_update(self, name: str) -> Result:
         """Compare how one update changes each weight with how torch's optimizer changes it."""
         self._require_gradients()
-        wanted = updates.with_visible_update(self._config)
+        wanted = updates.with_decaying_rate(self._config)
         config = self._adapted(
             wanted, "", lambda one: (one.optimizer, one.critic), "the check needs a higher lr and weight decay"
         )
@@ -203,6 +203,17 @@ class _Run(Shared):
         return updates.check_optimizer(
             name, config, self._engines.trainer_to_update(config), self._trajectories().batch
         )
+
+    @check("learning-rates")
+    def learning_rates(self, name: str) -> Result:
+        """Compare the learning rate of each update of a short run with the configured schedule's definition."""
+        config = self._adapted(
+            rates.shortened(self._config), "trainer", lambda one: one.trainer.total_steps, "the check needs a short run"
+        )
+        self._forward()
+        if shows_gradients(self._config):
+            self._gradients()
+        return rates.check_rates(name, config, self._engines.trainer_to_update(config), self._trajectories().batch)
 
     @check("adapters-equal-merged")
     def adapters_equal_merged(self, name: str) -> Result:
@@ -232,7 +243,7 @@ class _Run(Shared):
 
     @check("rollout-follows-updates")
     def rollout_follows_updates(self, name: str) -> Result:
-        """Update the weights, give them to the rollout engine, sample again, and compare the new log-probs."""
+        """Update the weights, give them to the rollout engine, answer the same prompts again, and compare log-probs."""
         wanted = updates.with_visible_update(self._config)
         config = self._adapted(wanted, "", lambda one: one.optimizer, "the check needs a higher lr")
         batch = self._trajectories().batch
@@ -240,7 +251,7 @@ class _Run(Shared):
         if shows_gradients(self._config):
             self._gradients()
         trainer = self._engines.trainer_to_update(config)
-        return updates.check_following(name, config, trainer, batch, lambda trainer: self._sampled(trainer).batch)
+        return updates.check_following(name, config, trainer, batch, lambda trainer: self._sampled_again(trainer).batch)
 
     @check("empty-shares")
     def empty_shares(self, name: str) -> Result:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from anytron.run.rollout.pool import RolloutPool
     from anytron.run.trainer.reward_model import RewardModelRanks
     from anytron.sequences.batch import RaggedBatch, TokenOutputs
+    from anytron.task.data.prompts import TokenizedPrompt
     from anytron.task.rewards.sample import Sample
     from anytron.workers.executor.protocol import Executor
 
@@ -303,22 +304,29 @@ class Trajectories:
     """Sampled responses.
 
     Attributes:
+        prompts: The prompts.
         samples: The responses in the form in which reward functions get them.
         batch: The same responses as a training batch; advantages alternate in sign, so that gradients are far from
             zero.
         sequences: Prompt and response of each sample together, with its images.
     """
 
+    prompts: list[TokenizedPrompt]
     samples: list[Sample]
     batch: RaggedBatch
     sequences: list[PromptInputs]
 
 
-def sample_trajectories(config: RunConfig, prepared: PreparedRun, rollout: RolloutPool) -> Trajectories:
-    """Draw prompts and sample responses with the current weights of the rollout engine."""
+def draw_prompts(config: RunConfig, prepared: PreparedRun) -> list[TokenizedPrompt]:
+    """Draw prompts, so many that every data-parallel replica gets its own sequences in every mini-batch."""
     replicas = config.parallel.data_parallel_size
-    # Every data-parallel replica gets its own sequences in every mini-batch.
-    prompts = prepared.draw(max(PROMPTS, -(-replicas * config.algorithm.mini_batches // SAMPLES)))
+    return prepared.draw(max(PROMPTS, -(-replicas * config.algorithm.mini_batches // SAMPLES)))
+
+
+def sample_trajectories(
+    config: RunConfig, prepared: PreparedRun, rollout: RolloutPool, prompts: list[TokenizedPrompt]
+) -> Trajectories:
+    """Sample responses to prompts with the current weights of the rollout engine."""
     sampling = replace(
         prepared.sampling,
         max_new_tokens=min(MAX_NEW_TOKENS, prepared.sampling.max_new_tokens),
@@ -334,4 +342,4 @@ def sample_trajectories(config: RunConfig, prepared: PreparedRun, rollout: Rollo
         PromptInputs((*sample.prompt_tokens, *sample.response_tokens), prompts[index // SAMPLES].patches)
         for index, sample in enumerate(samples)
     ]
-    return Trajectories(samples, replace(batch, advantages=advantages), sequences)
+    return Trajectories(prompts, samples, replace(batch, advantages=advantages), sequences)

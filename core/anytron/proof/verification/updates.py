@@ -20,6 +20,7 @@ from anytron.proof.verification.comparisons import FACTORS, compare_sampled, joi
 from anytron.proof.verification.engines import VALUE_LOSS, off_value, plan_of
 from anytron.proof.verification.gradients import adapter_gradients, compare_gradients, computed_gradients, own_batch
 from anytron.proof.verification.hugging_face import LOSS, expected_gradients
+from anytron.proof.verification.rates import rates_of, shortened
 from anytron.proof.verification.weights import stored_weights
 from anytron.run.preflight.capabilities import shows_gradients
 from anytron.run.trainer.models import model_directory
@@ -60,6 +61,17 @@ def with_visible_update(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"optimizer": config.optimizer.model_copy(update=VISIBLE), "critic": critic})
 
 
+def with_decaying_rate(config: RunConfig) -> RunConfig:
+    """Make the learning rate of the second visible update another one than that of the first."""
+    config = shortened(with_visible_update(config), steps=UPDATES, updates=1)
+    decay = {"schedule": "linear", "min_lr": 0.0}
+    critic = config.critic
+    if critic is not None:
+        optimizer = critic.optimizer.model_copy(update=decay)
+        critic = critic.model_copy(update={"optimizer": optimizer, "warmup_steps": 0})
+    return config.model_copy(update={"optimizer": config.optimizer.model_copy(update=decay), "critic": critic})
+
+
 def check_optimizer(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> Result:
     """Compare, for policy and critic, how updates change the weights with what torch's optimizer would do.
 
@@ -67,7 +79,7 @@ def check_optimizer(check: str, config: RunConfig, trainer: TrainingWorkers, bat
 
     Args:
         check: Name of the check.
-        config: Configuration that the trainer was built with, from :func:`with_visible_update`.
+        config: Configuration that the trainer was built with, from :func:`with_decaying_rate`.
         trainer: The training ranks, whose engine declares ``gradients``; the check changes their weights.
         batch: Sampled responses with advantages, T tokens.
 
@@ -92,7 +104,8 @@ def check_optimizer(check: str, config: RunConfig, trainer: TrainingWorkers, bat
             gradients.append({name: factor * gradient for name, gradient in found.items()})
             weights.append(_weights(trainer, config, model, directory))
         norm = compare_norms(check, norms, dtype=config.model.dtype) if norms else None
-        moves = compare_moves(check, weights, gradients, section=section, dtype=config.model.dtype)
+        rates = rates_of(section, UPDATES, 1)
+        moves = compare_moves(check, weights, gradients, section=section, dtype=config.model.dtype, rates=rates)
         results.append(norm if norm is not None and norm.status == "failed" else moves)
     return joined(results)
 
@@ -135,6 +148,7 @@ def compare_moves(
     *,
     section: OptimizerSection,
     dtype: str,
+    rates: Sequence[float] = (),
 ) -> Result:
     """Compare how updates change weights with updates by torch's optimizer, in float64 and from a new state.
 
@@ -145,10 +159,12 @@ def compare_moves(
             names.
         section: The configuration of the optimizer.
         dtype: Element type of the weights.
+        rates: The learning rate of each update; empty = that of ``section``.
     """
+    rates = rates or [section.lr] * len(gradients)
     size = max((largest(gradient) for update in gradients for gradient in update.values()), default=0.0)
     differences = {
-        name: _difference([one[name] for one in weights], [one[name] for one in gradients], size, section, name)
+        name: _difference([one[name] for one in weights], [one[name] for one in gradients], size, section, name, rates)
         for name in gradients[0]
     }
     limit = 10 * FACTORS[dtype]
@@ -167,7 +183,12 @@ def compare_moves(
 
 
 def _difference(
-    weights: Sequence[Tensor], gradients: Sequence[Tensor], size: float, section: OptimizerSection, name: str
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    size: float,
+    section: OptimizerSection,
+    name: str,
+    rates: Sequence[float],
 ) -> float:
     """The largest error of a weight's entries, as a part of the largest step that one of them takes.
 
@@ -178,10 +199,14 @@ def _difference(
     exact = [gradient.double() for gradient in gradients]
     noises = [_NOISE * largest(gradient) + _NOISE_OF_ALL * size for gradient in exact]
     starts = [one.double() for one in weights[:-1]]
-    moves = _moves(section, starts, exact, decay)
+    moves = _moves(section, starts, exact, decay, rates)
     others = [
         _moves(
-            section, starts, [one + sign * noise for one, sign, noise in zip(exact, signs, noises, strict=True)], decay
+            section,
+            starts,
+            [one + sign * noise for one, sign, noise in zip(exact, signs, noises, strict=True)],
+            decay,
+            rates,
         )
         for signs in itertools.product((1, -1), repeat=len(exact))
     ]
@@ -197,7 +222,11 @@ def _difference(
 
 
 def _moves(
-    section: OptimizerSection, starts: Sequence[Tensor], gradients: Sequence[Tensor], decay: float
+    section: OptimizerSection,
+    starts: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    decay: float,
+    rates: Sequence[float],
 ) -> list[Tensor]:
     """Return how torch's optimizer, from a new state, moves a weight in each update."""
     weight = torch.nn.Parameter(starts[0].clone())
@@ -207,7 +236,8 @@ def _moves(
         build, settings = torch.optim.AdamW, {**settings, "betas": (section.beta1, section.beta2), "eps": section.eps}
     optimizer = build([weight], **settings)
     moves = []
-    for start, gradient in zip(starts, gradients, strict=True):
+    for start, gradient, rate in zip(starts, gradients, rates, strict=True):
+        optimizer.param_groups[0]["lr"] = rate
         weight.data.copy_(start)
         weight.grad = gradient
         optimizer.step()
