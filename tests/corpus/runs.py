@@ -97,7 +97,7 @@ RUNS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "grpo_sort",
         {"parallel": {"tensor_model_parallel_size": 2, "sequence_parallel": False}},
     ),
-    "few-prompts": ("grpo_sort", {"data": {"options": {"count": 8}}, "trainer": {"total_steps": 3}}),
+    "few-prompts": ("grpo_sort", {"data": {"options": {"count": 9}}, "trainer": {"total_steps": 3}}),
     "images": ("grpo_count_shapes", {"data": {"options": {"count": 4}}}),
     "lora": ("grpo_sort", {"model": {"lora": {"rank": 4}}}),
     "warm-up": (

@@ -28,3 +28,30 @@ class WarmupSubtractedTwice(Fault):
     def twice(original, self, *arguments, lr_warmup_steps, lr_decay_steps, **named):
         steps = {"lr_warmup_steps": lr_warmup_steps, "lr_decay_steps": lr_decay_steps - lr_warmup_steps}
         original(self, *arguments, **steps, **named)
+
+
+class OptimizerNotRestoredOnResume(Fault):
+    """A resume restores the weights, and begins with new moments at the start of the schedule."""
+
+    run, rule, changes_a_run = "qwen3", "resumed-equals-continued", False  # the run has no interruption
+
+    @staticmethod
+    @in_place_of("anytron_megatron.checkpoint.checkpoints:prepare_state")
+    def without_moments(original, optimizer, steps):
+        original(optimizer, 0)
+
+    @staticmethod
+    @in_place_of("anytron_megatron.training.trained_model:TrainedModel.continue_from")
+    def at_the_start(original, self, updates, schedule_steps):
+        original(self, updates, 0)
+
+
+class SameOrderInEachEpoch(Fault):
+    """The order of each epoch is that of the first."""
+
+    run, rule = "few-prompts", "prompt-order"
+
+    @staticmethod
+    @in_place_of("anytron.task.data.mixture:EpochSampler._order_of", role="driver")
+    def first(original, self, epoch):
+        return original(self, 0)

@@ -24,12 +24,14 @@ from anytron.proof.verification.engines import (
     observe,
     observe_on_one_rank,
 )
+from anytron.proof.verification.epochs import check_epochs
 from anytron.proof.verification.gradients import compare_recomputed, own_gradients
 from anytron.proof.verification.objective import check_advantages, check_loss
 from anytron.proof.verification.prediction import check_prediction, trains_modules
+from anytron.proof.verification.resuming import check_resume
 from anytron.proof.verification.shared import ExecutorMaker, Shared
 from anytron.proof.verification.weights import compare_weights, stored_weights
-from anytron.run.preflight.capabilities import compares_weights, shows_gradients
+from anytron.run.preflight.capabilities import can_save_checkpoints, compares_weights, shows_gradients
 from anytron.run.preflight.prepare import prepare
 from anytron.run.trainer.models import model_directory, write_random_model
 
@@ -97,6 +99,11 @@ class _Run(Shared):
             if result.status == "failed":
                 self._failed.append(check.name)
             yield result
+
+    @check("prompt-order")
+    def prompt_order(self, name: str) -> Result:
+        """Look at the order of prompts in two epochs, and after a resume."""
+        return check_epochs(name, self._config, self._prepared.sampler)
 
     @check("advantages")
     def advantages(self, name: str) -> Result:
@@ -214,6 +221,20 @@ class _Run(Shared):
         if shows_gradients(self._config):
             self._gradients()
         return rates.check_rates(name, config, self._engines.trainer_to_update(config), self._trajectories().batch)
+
+    @check("resumed-equals-continued")
+    def resumed_equals_continued(self, name: str) -> Result:
+        """Compare the update after a resume from a checkpoint with the same update without the interruption."""
+        _require(can_save_checkpoints(self._config), f"the engine {self._config.engine.name} saves no checkpoints")
+        wanted = updates.with_decaying_rate(self._config)
+        config = self._adapted(
+            wanted, "", lambda one: (one.optimizer, one.critic), "the check needs a higher lr and weight decay"
+        )
+        self._forward()
+        if shows_gradients(self._config):
+            self._gradients()
+        batch = self._trajectories().batch
+        return check_resume(name, config, lambda: self._engines.trainer_to_update(config), batch)
 
     @check("adapters-equal-merged")
     def adapters_equal_merged(self, name: str) -> Result:

@@ -89,10 +89,10 @@ def check_optimizer(check: str, config: RunConfig, trainer: TrainingWorkers, bat
     directory = Path(config.trainer.output_dir)
     plan = plan_of(trainer, config)
     results = []
-    for model, section in _optimizers(config):
-        weights, gradients, norms = [_weights(trainer, config, model, directory)], [], []
+    for model, section in trained_models(config):
+        weights, gradients, norms = [trained_weights(trainer, config, model, directory)], [], []
         for _ in range(UPDATES):
-            given, loss = _off_policy(config, trainer, plan, batch, model)
+            given, loss = off_policy_batch(config, trainer, plan, batch, model)
             found, _ = computed_gradients(trainer, plan, given, directory, loss, model=model, additions="all")
             if model == "policy":
                 grad_norm = trainer.update(given, plan, loss)["grad_norm"]
@@ -102,7 +102,7 @@ def check_optimizer(check: str, config: RunConfig, trainer: TrainingWorkers, bat
                 norms.append((grad_norm, math.sqrt(sum(float(one.double().square().sum()) for one in found.values()))))
             factor = min(1.0, (section.clip_grad or float("inf")) / (grad_norm + 1e-6))
             gradients.append({name: factor * gradient for name, gradient in found.items()})
-            weights.append(_weights(trainer, config, model, directory))
+            weights.append(trained_weights(trainer, config, model, directory))
         norm = compare_norms(check, norms, dtype=config.model.dtype) if norms else None
         rates = rates_of(section, UPDATES, 1)
         moves = compare_moves(check, weights, gradients, section=section, dtype=config.model.dtype, rates=rates)
@@ -110,10 +110,18 @@ def check_optimizer(check: str, config: RunConfig, trainer: TrainingWorkers, bat
     return joined(results)
 
 
-def _off_policy(
+def off_policy_batch(
     config: RunConfig, trainer: TrainingWorkers, plan: UpdatePlan, batch: RaggedBatch, model: UpdatedModel
 ) -> tuple[RaggedBatch, LossFunction]:
-    """Make a mini-batch that is slightly off the model's present weights, and choose the loss of the model."""
+    """Make a mini-batch that is slightly off the model's present weights, and choose the loss of the model.
+
+    Args:
+        config: Configuration of the run.
+        trainer: The training ranks.
+        plan: Division of the batch into micro-batches and over the ranks.
+        batch: Sampled responses with advantages.
+        model: The model to update.
+    """
     batch = own_batch(config, trainer, plan, batch)
     if model == "policy":
         return batch, LOSS
@@ -122,7 +130,8 @@ def _off_policy(
     return off_value(batch, values), VALUE_LOSS
 
 
-def _optimizers(config: RunConfig) -> Iterator[tuple[UpdatedModel, OptimizerSection]]:
+def trained_models(config: RunConfig) -> Iterator[tuple[UpdatedModel, OptimizerSection]]:
+    """Yield the models that a run updates, each with the configuration of its optimizer."""
     yield "policy", config.optimizer
     if config.critic is not None:
         yield "critic", config.critic.optimizer
@@ -245,8 +254,17 @@ def _moves(
     return moves
 
 
-def _weights(trainer: TrainingWorkers, config: RunConfig, model: UpdatedModel, directory: Path) -> dict[str, Tensor]:
-    """Export the weights that are trained: adapters by themselves, if the run has some."""
+def trained_weights(
+    trainer: TrainingWorkers, config: RunConfig, model: UpdatedModel, directory: Path
+) -> dict[str, Tensor]:
+    """Export the weights that are trained, by their names in files: adapters by themselves, if the run has some.
+
+    Args:
+        trainer: The training ranks.
+        config: Configuration of the run.
+        model: The model whose weights are exported.
+        directory: Directory for the file, which is deleted.
+    """
     with tempfile.TemporaryDirectory(dir=directory) as folder:
         if model == "critic":
             trainer.save_critic(folder)
