@@ -16,6 +16,7 @@ from tests.corpus import (
     routing,
     schedules,
     stale,
+    turns,
 )
 from tests.corpus.fault import Fault
 from tests.corpus.test_published import published
@@ -34,6 +35,7 @@ KINDS = (
     routing,
     schedules,
     stale,
+    turns,
 )
 
 

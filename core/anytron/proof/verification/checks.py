@@ -17,6 +17,7 @@ from anytron.proof.verification.comparisons import (
     compare_token_outputs,
     measured,
 )
+from anytron.proof.verification.conversations import check_conversations
 from anytron.proof.verification.empty_shares import check_empty_shares
 from anytron.proof.verification.engines import (
     MAX_NEW_TOKENS,
@@ -91,6 +92,10 @@ def _require(part: object, reason: str) -> None:
 
 class _Run(Shared):
     """The checks."""
+
+    @property
+    def _has_agent(self) -> bool:
+        return self._config.environment is not None and self._config.environment.is_agent
 
     def results(self, check: Check) -> Iterator[Result]:
         """Make a check."""
@@ -254,6 +259,17 @@ class _Run(Shared):
         own = self._forward().by_temperature[self._config.rollout.temperature].log_probs
         assert own is not None
         return compare_sampled(name, self._config.model.dtype, batch, own, f"of {batch.num_sequences} responses")
+
+    @check("conversations")
+    def conversations(self, name: str) -> Result:
+        """Hold conversations with a made-up environment; compare tokens with their definition, and log-probs."""
+        _require(self._config.environment, "the run has no environment")
+        _require(not self._has_agent, "the run's environment is an agent, which writes all messages")
+        prompts = self._trajectories().prompts
+        self._forward()
+        engines = self._engines
+        own = self._config, self._prepared, engines.rollout(), engines.trainer()
+        return check_conversations(name, *own, prompts)
 
     @check("samples-of-a-prompt")
     def samples_of_a_prompt(self, name: str) -> Result:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from anytron.sequences.batch import RaggedBatch, TokenOutputs
     from anytron.task.data.prompts import TokenizedPrompt
     from anytron.task.rewards.sample import Sample
+    from anytron.workers.engines.rollout_engine import SamplingParams
     from anytron.workers.executor.protocol import Executor
 
 
@@ -323,16 +324,20 @@ def draw_prompts(config: RunConfig, prepared: PreparedRun) -> list[TokenizedProm
     return prepared.draw(max(PROMPTS, -(-replicas * config.algorithm.mini_batches // SAMPLES)))
 
 
+def limited(sampling: SamplingParams) -> SamplingParams:
+    """Limit the length of responses to :data:`MAX_NEW_TOKENS`."""
+    return replace(
+        sampling,
+        max_new_tokens=min(MAX_NEW_TOKENS, sampling.max_new_tokens),
+        min_new_tokens=min(MAX_NEW_TOKENS, sampling.min_new_tokens),
+    )
+
+
 def sample_trajectories(
     config: RunConfig, prepared: PreparedRun, rollout: RolloutPool, prompts: list[TokenizedPrompt]
 ) -> Trajectories:
     """Sample responses to prompts with the current weights of the rollout engine."""
-    sampling = replace(
-        prepared.sampling,
-        max_new_tokens=min(MAX_NEW_TOKENS, prepared.sampling.max_new_tokens),
-        min_new_tokens=min(MAX_NEW_TOKENS, prepared.sampling.min_new_tokens),
-    )
-    turns = SingleTurns(rollout, sampling)
+    turns = SingleTurns(rollout, limited(prepared.sampling))
     responses = turns.finish(turns.begin(prompts, SAMPLES, derive_seed(config.trainer.seed, "verify", 1)))
     samples = make_samples(prompts, responses, prepared.tokenizer)
     batch = assemble(samples, config.rollout.temperature, torch.arange(len(samples)) // SAMPLES)
