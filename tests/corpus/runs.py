@@ -126,6 +126,7 @@ RUNS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "rollout": {"stop": [], "replay_routing": True},
         },
     ),
+    "no-empty-response": ("grpo_sort", {"rollout": {"min_new_tokens": 1}}),
     "warm-up": (
         "grpo_sort",
         {"optimizer": {"schedule": "cosine", "warmup_steps": 1}, "trainer": {"total_steps": 3}},

@@ -26,6 +26,7 @@ from anytron.proof.verification.engines import (
     observe_on_one_rank,
 )
 from anytron.proof.verification.epochs import check_epochs
+from anytron.proof.verification.frequencies import check_frequencies
 from anytron.proof.verification.gradients import compare_recomputed, own_gradients
 from anytron.proof.verification.objective import check_advantages, check_loss
 from anytron.proof.verification.prediction import check_prediction, trains_modules
@@ -268,8 +269,7 @@ class _Run(Shared):
         prompts = self._trajectories().prompts
         self._forward()
         engines = self._engines
-        own = self._config, self._prepared, engines.rollout(), engines.trainer()
-        return check_conversations(name, *own, prompts)
+        return check_conversations(name, self._config, self._prepared, engines.rollout(), engines.trainer(), prompts)
 
     @check("samples-of-a-prompt")
     def samples_of_a_prompt(self, name: str) -> Result:
@@ -277,6 +277,14 @@ class _Run(Shared):
         rollout = self._config.rollout
         narrowed = rollout.top_k > 0 or rollout.top_p < 1.0
         return compare_samples(name, self._trajectories().batch, narrowed=narrowed)
+
+    @check("token-frequencies")
+    def token_frequencies(self, name: str) -> Result:
+        """Compare which tokens are drawn with their probabilities and with what the sampling parameters allow."""
+        prompts = self._trajectories().prompts
+        logits, engines = self._forward().logits, self._engines
+        own = self._config, self._prepared, engines.rollout(), engines.trainer()
+        return check_frequencies(name, *own, prompts, logits)
 
     @check("rollout-follows-updates")
     def rollout_follows_updates(self, name: str) -> Result:
