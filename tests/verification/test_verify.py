@@ -27,8 +27,10 @@ OF_PARTS = {
     "teacher-log-probs": "the run has no teacher",
     "reward-model-scores": "the run has no reward model",
     "adapters-equal-merged": "the run trains no adapters (model.lora)",
+    "conversations": "the run has no environment",
 }
 """Checks of what not every run has, and why they are skipped."""
+OF_UPDATES = ("learning-rates", "resumed-equals-continued", "rollout-follows-updates", "empty-shares")
 ROLLOUT = ("rollout-equals-training", "rollout-follows-updates")
 """Checks that compare the rollout engine's log-probs with the training engine's."""
 MADE = {check.name for check in CHECKS} - {"recomputed-equals-kept", *OF_PARTS}
@@ -131,8 +133,7 @@ def install(tmp_path):
 
     def write(**broken: bool | str) -> dict[str, str]:
         off = ("mask", "reduce", "export", "packed_only", "gradient", "temperature", "entropy", "attention", "heads")
-        off += ("places",)
-        settings: dict[str, bool | str] = {**dict.fromkeys(off, False), **broken}
+        settings: dict[str, bool | str] = {**dict.fromkeys((*off, "places"), False), **broken}
         (tmp_path / "sabotage.py").write_text(PLUGIN.format(**settings))
         metadata = tmp_path / "sabotage-1.0.dist-info"
         metadata.mkdir()
@@ -223,10 +224,8 @@ def judge(teacher, tmp_path_factory):
 
 
 def judged(judge, **parallel):
-    return (
-        f"reward_model={json.dumps({'path': str(judge), 'parallel': parallel})}",
-        "rewards=[{function: reward_model}]",
-    )
+    model = f"reward_model={json.dumps({'path': str(judge), 'parallel': parallel})}"
+    return model, "rewards=[{function: reward_model}]"
 
 
 @pytest.mark.slow
@@ -329,8 +328,8 @@ def test_a_check_that_ends_a_process_does_not_take_the_others_with_it(install):
     code, results, _ = verify_json(environment=install(attention="raises backwards"))
     assert code == 1
     assert with_status(results, "failed") == {"mask-conformance", "hf-gradients", "packed-equals-padded"}, results
-    left_out = {"optimizer-update", "rollout-follows-updates", "empty-shares", "recomputed-equals-kept", *OF_PARTS}
-    assert with_status(results, "skipped") == {*left_out, "parallel-equals-single"}, results
+    left_out = {"optimizer-update", "recomputed-equals-kept", "parallel-equals-single", *OF_UPDATES, *OF_PARTS}
+    assert with_status(results, "skipped") == left_out, results
     why = "this check needs the configured engine's gradients, which could not be computed in the check hf-gradients"
     assert results["optimizer-update"]["detail"] == why
     for name, method in (
@@ -347,7 +346,8 @@ def test_a_check_that_ends_a_process_does_not_take_the_others_with_it(install):
 def test_what_needs_values_that_nobody_can_compute_is_not_made(install):
     code, results, _ = verify_json(environment=install(attention="raises"))
     assert code == 1
-    assert with_status(results, "passed") == {"advantages", "loss", "export-equals-import", "samples-of-a-prompt"}
+    passed = {"prompt-order", "advantages", "loss", "export-equals-import", "samples-of-a-prompt"}
+    assert with_status(results, "passed") == passed
     assert with_status(results, "failed") == {"mask-conformance", "hf-logits"}, results
     why = "this check needs the configured engine's log-probs, which could not be computed in the check hf-logits"
     for name in with_status(results, "skipped") - {"recomputed-equals-kept", "parallel-equals-single", *OF_PARTS}:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from anytron.base.results import Result
+from anytron.proof.verification.comparisons import measured
 from anytron.task.data.mixture import Mixture
 
 if TYPE_CHECKING:
+    from anytron.base.results import Result
     from anytron.config.schema import RunConfig
 
 MOST = 4096
@@ -33,10 +34,10 @@ def check_epochs(check: str, config: RunConfig, sampler: Mixture) -> Result:
     finally:
         sampler.seek(places)
     if wrong:
-        return Result(check, "failed", "; ".join(wrong))
+        return measured(check, 1.0, 0.0, "; ".join(wrong))
     count = sum(min(len(one), MOST) for one in mixes)
     kind = "in another order in each" if shuffle else "in the order of the data (data.shuffle)"
-    return Result(check, "passed", f"{count} prompts in each of 2 epochs, {kind}, and the same ones after a resume")
+    return measured(check, 0.0, 0.0, f"{count} prompts in each of 2 epochs, {kind}, and the same ones after a resume")
 
 
 def mistake_in(mix: Mixture, *, shuffle: bool) -> str:
