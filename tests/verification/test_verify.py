@@ -31,8 +31,8 @@ OF_PARTS = {
 }
 """Checks of what not every run has, and why they are skipped."""
 OF_UPDATES = ("learning-rates", "resumed-equals-continued", "rollout-follows-updates", "empty-shares")
-ROLLOUT = ("rollout-equals-training", "rollout-follows-updates")
-"""Checks that compare the rollout engine's log-probs with the training engine's."""
+ROLLOUT = ("rollout-equals-training", "token-frequencies", "rollout-follows-updates")
+"""Checks that compare the rollout engine with the training engine."""
 MADE = {check.name for check in CHECKS} - {"recomputed-equals-kept", *OF_PARTS}
 """Checks of two ranks that keep their activations, and have no such part."""
 PLUGIN = """
@@ -264,8 +264,8 @@ def test_a_broken_sum_over_ranks_fails_what_compares_layouts(install):
     arguments = ("parallel.tensor_model_parallel_size=2", "parallel.sequence_parallel=false")
     code, results, _ = verify_json(*arguments, environment=install(reduce=True))
     assert code == 1
-    # One rank alone needs no sum, so that the comparison with it shows the fault, as Hugging Face does.
-    failing = {"hf-logits", "hf-log-probs", "hf-gradients", *ROLLOUT, "parallel-equals-single"}
+    # One rank alone needs no sum; and the ranks' copies of a weight drift apart, of which a checkpoint has one.
+    failing = {"hf-logits", "hf-log-probs", "hf-gradients", *ROLLOUT, "parallel-equals-single", OF_UPDATES[1]}
     assert with_status(results, "failed") == failing, results
 
 
