@@ -86,7 +86,7 @@ def configuration(
         platform: Name of the platform.
         output: ``trainer.output_dir``.
         models: What :func:`write_models` has written.
-        runs: The runs by name.
+        runs: The runs by name; a section that is None is left out.
     """
     example, changes = runs[name]
     tree = yaml.safe_load((EXAMPLES / f"{example}.yaml").read_text(encoding="utf-8"))
@@ -94,7 +94,7 @@ def configuration(
         tree = _merged(tree, sections)
     if "path" in tree["model"]:
         tree["model"]["path"] = str(models / tree["model"]["path"])
-    return _anchored(tree)
+    return _anchored({name: section for name, section in tree.items() if section is not None})
 
 
 def _merged(tree: Any, changes: Any) -> Any:

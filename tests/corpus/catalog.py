@@ -15,6 +15,10 @@ from tests.corpus import (
     recomputation,
     rollouts,
     routing,
+    samplers,
+    schedules,
+    stale,
+    turns,
 )
 from tests.corpus.fault import Fault
 from tests.corpus.test_published import published
@@ -32,6 +36,10 @@ KINDS = (
     recomputation,
     rollouts,
     routing,
+    samplers,
+    schedules,
+    stale,
+    turns,
 )
 
 

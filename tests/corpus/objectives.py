@@ -167,6 +167,18 @@ class EachRankDividesByItsOwnTokens(Fault):
         return original(self, outputs, replace(batch, loss_weights=even))
 
 
+class SftLossMaskSlicedFromTheWrongEnd(Fault):
+    """The mask of supervised fine-tuning is one token late."""
+
+    run, rule = "sft", "loss"
+
+    @staticmethod
+    @in_both("anytron.algorithms.losses:SupervisedLoss.__call__")
+    def late(original, self, outputs, batch):
+        fields = ("response_mask", "loss_weights", "token_shares")
+        return original(self, outputs, replace(batch, **{name: getattr(batch, name).roll(1) for name in fields}))
+
+
 class MaskedCompletionsInTheDivisor(Fault):
     """The sum is divided by the number of tokens before truncated rows were masked."""
 

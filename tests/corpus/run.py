@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from anytron.proof.verification.checks import CHECKS  # noqa: E402
 from anytron_conformance.rules import LEVELS, rules_of  # noqa: E402 - run as a file, the tree is on the path now
 from tests.conformance.mutant import Unbroken  # noqa: E402
 from tests.conformance.verified import Laboratory  # noqa: E402
@@ -34,9 +35,11 @@ from tests.corpus.runs import RUNS  # noqa: E402
 from tests.warm_python import end_server  # noqa: E402
 
 if TYPE_CHECKING:
+    from tests.conformance.mutant import Mutant
     from tests.corpus.fault import Fault
 
-KIT = {rule.title for level in LEVELS for rule in rules_of(level)}
+KIT = {rule.title for level in LEVELS for rule in rules_of(level)} - {check.name for check in CHECKS}
+"""Rules that only the kit has; ``anytron verify`` makes the others."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,8 @@ def outcome_of(fault: type[Fault], laboratory: Laboratory, healthy: dict[str, di
     """Make a fault again, and look for it."""
     began = time.monotonic()
     if fault.rule in KIT:
-        changes, failing = explained(fault), {fault.rule}
-        failing = failing if changes else set()
+        changes = "" if explained(Unbroken, fault.rule) else explained(fault, fault.rule)
+        failing = {fault.rule} if changes else set()
     else:
         if fault.run not in healthy:
             healthy[fault.run] = laboratory.verify(Unbroken, fault.run)
@@ -83,12 +86,12 @@ def outcome_of(fault: type[Fault], laboratory: Laboratory, healthy: dict[str, di
     return Outcome(fault.entry(), fault.rule, changes, caught, round(time.monotonic() - began, 1), others)
 
 
-def explained(fault: type[Fault]) -> str:
-    """Say how a fault breaks a rule of ``anytron conformance``; empty if it keeps the rule."""
+def explained(platform: type[Mutant], rule: str) -> str:
+    """Say how a platform breaks a rule of ``anytron conformance``; empty if it keeps the rule."""
     from tests.conformance.test_mutants import result_of
 
     with tempfile.TemporaryDirectory() as scratch:
-        result = result_of(fault.rule, fault(), Path(scratch))
+        result = result_of(rule, platform(), Path(scratch))
     return result.explanation if result.status == "failed" else ""
 
 

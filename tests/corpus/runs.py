@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.conformance.runs import RUNS as OF_MUTANTS
@@ -105,6 +106,29 @@ GEMMA = {
     }
 }
 """Gemma 4: capped logits, a window in each other layer, and angles of which most are zero in the others."""
+FILE = Path(__file__).with_name("two_tools.py")
+TOOLS = {
+    "model": {"tokenizer": f"{FILE}:tokenizer"},
+    "data": {"source": f"{FILE}:prompts", "options": {"count": 64}},
+    "environment": {"path": f"{FILE}:TwoTools", "max_turns": 2},
+    "rollout": {"stop": []},
+}
+"""Conversations with tools that return two results at once."""
+EXPERTS = {
+    "model_type": "qwen3_moe",
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "norm_topk_prob": True,
+}
+
+SUPERVISED = {
+    "data": {"source": "sort_digits.py:examples"},
+    "rewards": None,
+    "rollout": None,
+    "algorithm": {"name": "sft", "mini_batches": 1, "kl_coefficient": 0.0, "entropy_coefficient": 0.0},
+}
+"""Supervised fine-tuning with the right answers."""
 
 RUNS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     **OF_MUTANTS,
@@ -198,5 +222,24 @@ RUNS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             }
         },
     ),
+    "few-prompts": ("grpo_sort", {"data": {"options": {"count": 9}}, "trainer": {"total_steps": 3}}),
+    "images": ("grpo_count_shapes", {"data": {"options": {"count": 4}}}),
+    "lora": ("grpo_sort", {"model": {"lora": {"rank": 4}}}),
+    "tools": ("grpo_calculator", TOOLS),
+    "tools-and-routes": (
+        "grpo_calculator",
+        {
+            **TOOLS,
+            "model": {**TOOLS["model"], "config": EXPERTS},
+            "rollout": {"stop": [], "replay_routing": True},
+        },
+    ),
+    "no-empty-response": ("grpo_sort", {"rollout": {"min_new_tokens": 1}}),
+    "warm-up": (
+        "grpo_sort",
+        {"optimizer": {"schedule": "cosine", "warmup_steps": 1}, "trainer": {"total_steps": 3}},
+    ),
+    "uneven": ("grpo_sort", {"parallel": {"data_parallel_size": 2}, "engine": {"max_tokens_per_micro_batch": 28}}),
+    "sft": ("grpo_sort", SUPERVISED),
     "close-rewards": ("grpo_sort", {"rewards": [{"function": "sort_digits.py:reward", "weight": 0.001}]}),
 }

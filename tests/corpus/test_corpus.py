@@ -10,6 +10,7 @@ import yaml
 
 from anytron.config.schema import RunConfig
 from anytron.proof.verification.objective import check_advantages, check_loss
+from tests.conformance.mutant import Unbroken
 from tests.corpus import kernels, positions, precision
 from tests.corpus.catalog import every_fault
 from tests.corpus.page import PAGE, with_table
@@ -56,7 +57,8 @@ def test_a_fault_of_an_objective_is_noticed(fault):
 
 @pytest.mark.parametrize("fault", OF_KERNELS, ids=lambda fault: fault.entry())
 def test_a_fault_of_a_kernel_is_noticed(fault):
-    assert explained(fault)
+    assert explained(fault, fault.rule)
+    assert not explained(Unbroken, fault.rule)
 
 
 @pytest.mark.slow

@@ -163,3 +163,21 @@ def test_the_norm_by_which_gradients_are_clipped_is_compared():
     result = compare_norms("check", [(2.0, 2.0), (1.0, 1.4)], dtype="float32")
     assert result.status == "failed"
     assert result.detail == "gradients are clipped by a norm of 1, but the norm of the exported ones is 1.4"
+
+
+def test_each_update_has_its_own_rate():
+    """The second update has half the rate of the first; a rate that stays is noticed."""
+    given, states, rates = [gradients(), gradients()], [weights()], (SECTION.lr, SECTION.lr / 2)
+    parameters = {name: torch.nn.Parameter(tensor.clone()) for name, tensor in weights().items()}
+    groups = [{"params": [one], "weight_decay": 0.1 if one.ndim > 1 else 0.0} for one in parameters.values()]
+    optimizer = torch.optim.AdamW(groups, betas=(SECTION.beta1, SECTION.beta2), eps=SECTION.eps)
+    for found, rate in zip(given, rates, strict=True):
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        for name, parameter in parameters.items():
+            parameter.grad = found[name].clone()
+        optimizer.step()
+        states.append({name: parameter.detach().clone() for name, parameter in parameters.items()})
+    settings = {"section": SECTION, "dtype": "float32"}
+    assert compare_moves("check", states, given, **settings, rates=rates).status == "passed"
+    assert compare_moves("check", states, given, **settings).status == "failed"

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from anytron.base.errors import EngineError
 from anytron.config.schema import RunConfig
 from anytron.proof.checks import Inapplicable
-from anytron.proof.verification.engines import SAMPLES, Engines, plan_of, sample_trajectories
+from anytron.proof.verification.engines import SAMPLES, Engines, draw_prompts, plan_of, sample_trajectories
 from anytron.proof.verification.hugging_face import LOSS, off_policy
 from anytron.run.preflight.prepare import prepare
 from anytron.run.trainer.models import model_directory, write_random_model
@@ -93,7 +93,7 @@ def record(output: Path) -> Recording:
     ranks, model = TrainingRanks(REFERENCE, output), model_directory(config)
     with LocalExecutor(config, session) as executor:
         engines = Engines(config, executor)
-        batch = sample_trajectories(config, prepared, engines.rollout()).batch
+        batch = sample_trajectories(config, prepared, engines.rollout(), draw_prompts(config, prepared)).batch
         trainer = engines.trainer()
         batch = off_policy(batch, trainer.score(batch, plan_of(trainer, config), "policy"))
         courses = {}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from anytron.config.running import ParallelSection
 from anytron.proof.checks import Check, Inapplicable, Report, make
 from anytron.proof.shrinking.weights import draw_telling_values
-from anytron.proof.verification import experts, roles, updates
+from anytron.proof.verification import experts, rates, roles, updates
 from anytron.proof.verification.comparisons import (
     compare_logits,
     compare_observations,
@@ -18,6 +18,7 @@ from anytron.proof.verification.comparisons import (
     compare_token_outputs,
     measured,
 )
+from anytron.proof.verification.conversations import check_conversations
 from anytron.proof.verification.empty_shares import check_empty_shares
 from anytron.proof.verification.engines import (
     MAX_NEW_TOKENS,
@@ -26,16 +27,19 @@ from anytron.proof.verification.engines import (
     observe_on_one_rank,
     observe_token_outputs,
 )
+from anytron.proof.verification.epochs import check_epochs
+from anytron.proof.verification.frequencies import check_frequencies
 from anytron.proof.verification.gradients import compare_recomputed, own_gradients
 from anytron.proof.verification.logits import logits_of_transformers
 from anytron.proof.verification.long_sequences import long_sequence
 from anytron.proof.verification.objective import check_advantages, check_loss
 from anytron.proof.verification.prediction import check_prediction, trains_modules
+from anytron.proof.verification.resuming import check_resume
 from anytron.proof.verification.saved import check_saved
 from anytron.proof.verification.shared import ExecutorMaker, Shared
 from anytron.proof.verification.sums import check_sums
 from anytron.proof.verification.weights import compare_weights, stored_weights
-from anytron.run.preflight.capabilities import compares_weights, shows_gradients
+from anytron.run.preflight.capabilities import can_save_checkpoints, compares_weights, shows_gradients
 from anytron.run.preflight.prepare import prepare
 from anytron.run.trainer.models import model_directory, write_random_model
 
@@ -96,6 +100,10 @@ def _require(part: object, reason: str) -> None:
 class _Run(Shared):
     """The checks."""
 
+    @property
+    def _has_agent(self) -> bool:
+        return self._config.environment is not None and self._config.environment.is_agent
+
     def results(self, check: Check) -> Iterator[Result]:
         """Make a check."""
         self._check = check.name
@@ -103,6 +111,11 @@ class _Run(Shared):
             if result.status == "failed":
                 self._failed.append(check.name)
             yield result
+
+    @check("prompt-order")
+    def prompt_order(self, name: str) -> Result:
+        """Look at the order of prompts in two epochs, and after a resume."""
+        return check_epochs(name, self._config, self._prepared.sampler)
 
     @check("advantages")
     def advantages(self, name: str) -> Result:
@@ -239,7 +252,7 @@ class _Run(Shared):
     def optimizer_update(self, name: str) -> Result:
         """Compare how one update changes each weight with how torch's optimizer changes it."""
         self._require_gradients()
-        wanted = updates.with_visible_update(self._config)
+        wanted = updates.with_decaying_rate(self._config)
         config = self._adapted(
             wanted, "", lambda one: (one.optimizer, one.critic), "the check needs a higher lr and weight decay"
         )
@@ -248,6 +261,31 @@ class _Run(Shared):
         return updates.check_optimizer(
             name, config, self._engines.trainer_to_update(config), self._trajectories().batch
         )
+
+    @check("learning-rates")
+    def learning_rates(self, name: str) -> Result:
+        """Compare the learning rate of each update of a short run with the configured schedule's definition."""
+        config = self._adapted(
+            rates.shortened(self._config), "trainer", lambda one: one.trainer.total_steps, "the check needs a short run"
+        )
+        self._forward()
+        if shows_gradients(self._config):
+            self._gradients()
+        return rates.check_rates(name, config, self._engines.trainer_to_update(config), self._trajectories().batch)
+
+    @check("resumed-equals-continued")
+    def resumed_equals_continued(self, name: str) -> Result:
+        """Compare the update after a resume from a checkpoint with the same update without the interruption."""
+        _require(can_save_checkpoints(self._config), f"the engine {self._config.engine.name} saves no checkpoints")
+        wanted = updates.with_decaying_rate(self._config)
+        config = self._adapted(
+            wanted, "", lambda one: (one.optimizer, one.critic), "the check needs a higher lr and weight decay"
+        )
+        self._forward()
+        if shows_gradients(self._config):
+            self._gradients()
+        batch = self._trajectories().batch
+        return check_resume(name, config, lambda: self._engines.trainer_to_update(config), batch)
 
     @check("adapters-equal-merged")
     def adapters_equal_merged(self, name: str) -> Result:
@@ -268,6 +306,16 @@ class _Run(Shared):
         assert own is not None
         return compare_sampled(name, self._config.model.dtype, batch, own, f"of {batch.num_sequences} responses")
 
+    @check("conversations")
+    def conversations(self, name: str) -> Result:
+        """Hold conversations with a made-up environment; compare tokens with their definition, and log-probs."""
+        _require(self._config.environment, "the run has no environment")
+        _require(not self._has_agent, "the run's environment is an agent, which writes all messages")
+        prompts = self._trajectories().prompts
+        self._forward()
+        engines = self._engines
+        return check_conversations(name, self._config, self._prepared, engines.rollout(), engines.trainer(), prompts)
+
     @check("samples-of-a-prompt")
     def samples_of_a_prompt(self, name: str) -> Result:
         """Look whether the samples of each prompt differ."""
@@ -275,9 +323,17 @@ class _Run(Shared):
         narrowed = rollout.top_k > 0 or rollout.top_p < 1.0
         return compare_samples(name, self._trajectories().batch, narrowed=narrowed)
 
+    @check("token-frequencies")
+    def token_frequencies(self, name: str) -> Result:
+        """Compare which tokens are drawn with their probabilities and with what the sampling parameters allow."""
+        prompts = self._trajectories().prompts
+        logits, engines = self._forward().logits, self._engines
+        own = self._config, self._prepared, engines.rollout(), engines.trainer()
+        return check_frequencies(name, *own, prompts, logits)
+
     @check("rollout-follows-updates")
     def rollout_follows_updates(self, name: str) -> Result:
-        """Update the weights, give them to the rollout engine, sample again, and compare the new log-probs."""
+        """Update the weights, give them to the rollout engine, answer the same prompts again, and compare log-probs."""
         wanted = updates.with_visible_update(self._config)
         config = self._adapted(wanted, "", lambda one: one.optimizer, "the check needs a higher lr")
         batch = self._trajectories().batch
@@ -285,7 +341,7 @@ class _Run(Shared):
         if shows_gradients(self._config):
             self._gradients()
         trainer = self._engines.trainer_to_update(config)
-        return updates.check_following(name, config, trainer, batch, lambda trainer: self._sampled(trainer).batch)
+        return updates.check_following(name, config, trainer, batch, lambda trainer: self._sampled_again(trainer).batch)
 
     @check("empty-shares")
     def empty_shares(self, name: str) -> Result:

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from anytron.run.rollout.pool import RolloutPool
     from anytron.run.trainer.reward_model import RewardModelRanks
     from anytron.sequences.batch import RaggedBatch, TokenOutputs
+    from anytron.task.data.prompts import TokenizedPrompt
     from anytron.task.rewards.sample import Sample
+    from anytron.workers.engines.rollout_engine import SamplingParams
     from anytron.workers.executor.protocol import Executor
 
 
@@ -305,28 +307,39 @@ class Trajectories:
     """Sampled responses.
 
     Attributes:
+        prompts: The prompts.
         samples: The responses in the form in which reward functions get them.
         batch: The same responses as a training batch; advantages alternate in sign, so that gradients are far from
             zero.
         sequences: Prompt and response of each sample together, with its images.
     """
 
+    prompts: list[TokenizedPrompt]
     samples: list[Sample]
     batch: RaggedBatch
     sequences: list[PromptInputs]
 
 
-def sample_trajectories(config: RunConfig, prepared: PreparedRun, rollout: RolloutPool) -> Trajectories:
-    """Draw prompts and sample responses with the current weights of the rollout engine."""
+def draw_prompts(config: RunConfig, prepared: PreparedRun) -> list[TokenizedPrompt]:
+    """Draw prompts, so many that every data-parallel replica gets its own sequences in every mini-batch."""
     replicas = config.parallel.data_parallel_size
-    # Every data-parallel replica gets its own sequences in every mini-batch.
-    prompts = prepared.draw(max(PROMPTS, -(-replicas * config.algorithm.mini_batches // SAMPLES)))
-    sampling = replace(
-        prepared.sampling,
-        max_new_tokens=min(MAX_NEW_TOKENS, prepared.sampling.max_new_tokens),
-        min_new_tokens=min(MAX_NEW_TOKENS, prepared.sampling.min_new_tokens),
+    return prepared.draw(max(PROMPTS, -(-replicas * config.algorithm.mini_batches // SAMPLES)))
+
+
+def limited(sampling: SamplingParams) -> SamplingParams:
+    """Limit the length of responses to :data:`MAX_NEW_TOKENS`."""
+    return replace(
+        sampling,
+        max_new_tokens=min(MAX_NEW_TOKENS, sampling.max_new_tokens),
+        min_new_tokens=min(MAX_NEW_TOKENS, sampling.min_new_tokens),
     )
-    turns = SingleTurns(rollout, sampling)
+
+
+def sample_trajectories(
+    config: RunConfig, prepared: PreparedRun, rollout: RolloutPool, prompts: list[TokenizedPrompt]
+) -> Trajectories:
+    """Sample responses to prompts with the current weights of the rollout engine."""
+    turns = SingleTurns(rollout, limited(prepared.sampling))
     responses = turns.finish(turns.begin(prompts, SAMPLES, derive_seed(config.trainer.seed, "verify", 1)))
     samples = make_samples(prompts, responses, prepared.tokenizer)
     batch = assemble(samples, config.rollout.temperature, torch.arange(len(samples)) // SAMPLES)
@@ -336,4 +349,4 @@ def sample_trajectories(config: RunConfig, prepared: PreparedRun, rollout: Rollo
         PromptInputs((*sample.prompt_tokens, *sample.response_tokens), prompts[index // SAMPLES].patches)
         for index, sample in enumerate(samples)
     ]
-    return Trajectories(samples, replace(batch, advantages=advantages), sequences)
+    return Trajectories(prompts, samples, replace(batch, advantages=advantages), sequences)

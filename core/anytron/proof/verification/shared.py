@@ -14,6 +14,7 @@ from anytron.proof.verification.engines import (
     Forward,
     Observation,
     Trajectories,
+    draw_prompts,
     observe,
     observe_forward,
     sample_trajectories,
@@ -87,10 +88,16 @@ class Shared:
             raise Inapplicable(f"the engine {self._config.engine.name} lacks the capability gradients")
 
     def _trajectories(self) -> Trajectories:
-        return self._once("responses", self._sampled)
+        prepared = self._config, self._prepared
+        return self._once(
+            "responses",
+            lambda: sample_trajectories(*prepared, self._engines.rollout(), draw_prompts(*prepared)),
+        )
 
-    def _sampled(self, trainer: TrainingWorkers | None = None) -> Trajectories:
-        return sample_trajectories(self._config, self._prepared, self._engines.rollout(trainer))
+    def _sampled_again(self, trainer: TrainingWorkers) -> Trajectories:
+        """Sample with changed weights and the same prompts: an engine may have kept something of them."""
+        prompts = self._trajectories().prompts
+        return sample_trajectories(self._config, self._prepared, self._engines.rollout(trainer), prompts)
 
     def _their_logits(self) -> tuple[torch.Tensor, str]:
         own, sampled = (self._config, self._session.platform, self._engines), self._trajectories()

@@ -20,6 +20,7 @@ from anytron.proof.verification.comparisons import FACTORS, compare_sampled, joi
 from anytron.proof.verification.engines import VALUE_LOSS, off_value, plan_of
 from anytron.proof.verification.gradients import adapter_gradients, compare_gradients, computed_gradients, own_batch
 from anytron.proof.verification.hugging_face import LOSS, expected_gradients
+from anytron.proof.verification.rates import rates_of, shortened
 from anytron.proof.verification.weights import stored_weights
 from anytron.run.preflight.capabilities import shows_gradients
 from anytron.run.trainer.models import model_directory
@@ -60,6 +61,17 @@ def with_visible_update(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"optimizer": config.optimizer.model_copy(update=VISIBLE), "critic": critic})
 
 
+def with_decaying_rate(config: RunConfig) -> RunConfig:
+    """Make the learning rate of the second visible update another one than that of the first."""
+    config = shortened(with_visible_update(config), steps=UPDATES, updates=1)
+    decay = {"schedule": "linear", "min_lr": 0.0}
+    critic = config.critic
+    if critic is not None:
+        optimizer = critic.optimizer.model_copy(update=decay)
+        critic = critic.model_copy(update={"optimizer": optimizer, "warmup_steps": 0})
+    return config.model_copy(update={"optimizer": config.optimizer.model_copy(update=decay), "critic": critic})
+
+
 def check_optimizer(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> Result:
     """Compare, for policy and critic, how updates change the weights with what torch's optimizer would do.
 
@@ -67,7 +79,7 @@ def check_optimizer(check: str, config: RunConfig, trainer: TrainingWorkers, bat
 
     Args:
         check: Name of the check.
-        config: Configuration that the trainer was built with, from :func:`with_visible_update`.
+        config: Configuration that the trainer was built with, from :func:`with_decaying_rate`.
         trainer: The training ranks, whose engine declares ``gradients``; the check changes their weights.
         batch: Sampled responses with advantages, T tokens.
 
@@ -77,10 +89,10 @@ def check_optimizer(check: str, config: RunConfig, trainer: TrainingWorkers, bat
     directory = Path(config.trainer.output_dir)
     plan = plan_of(trainer, config)
     results = []
-    for model, section in _optimizers(config):
-        weights, gradients, norms = [_weights(trainer, config, model, directory)], [], []
+    for model, section in trained_models(config):
+        weights, gradients, norms = [trained_weights(trainer, config, model, directory)], [], []
         for _ in range(UPDATES):
-            given, loss = _off_policy(config, trainer, plan, batch, model)
+            given, loss = off_policy_batch(config, trainer, plan, batch, model)
             found, _ = computed_gradients(trainer, plan, given, directory, loss, model=model, additions="all")
             if model == "policy":
                 grad_norm = trainer.update(given, plan, loss)["grad_norm"]
@@ -90,17 +102,26 @@ def check_optimizer(check: str, config: RunConfig, trainer: TrainingWorkers, bat
                 norms.append((grad_norm, math.sqrt(sum(float(one.double().square().sum()) for one in found.values()))))
             factor = min(1.0, (section.clip_grad or float("inf")) / (grad_norm + 1e-6))
             gradients.append({name: factor * gradient for name, gradient in found.items()})
-            weights.append(_weights(trainer, config, model, directory))
+            weights.append(trained_weights(trainer, config, model, directory))
         norm = compare_norms(check, norms, dtype=config.model.dtype) if norms else None
-        moves = compare_moves(check, weights, gradients, section=section, dtype=config.model.dtype)
+        rates = rates_of(section, UPDATES, 1)
+        moves = compare_moves(check, weights, gradients, section=section, dtype=config.model.dtype, rates=rates)
         results.append(norm if norm is not None and norm.status == "failed" else moves)
     return joined(results)
 
 
-def _off_policy(
+def off_policy_batch(
     config: RunConfig, trainer: TrainingWorkers, plan: UpdatePlan, batch: RaggedBatch, model: UpdatedModel
 ) -> tuple[RaggedBatch, LossFunction]:
-    """Make a mini-batch that is slightly off the model's present weights, and choose the loss of the model."""
+    """Make a mini-batch that is slightly off the model's present weights, and choose the loss of the model.
+
+    Args:
+        config: Configuration of the run.
+        trainer: The training ranks.
+        plan: Division of the batch into micro-batches and over the ranks.
+        batch: Sampled responses with advantages.
+        model: The model to update.
+    """
     batch = own_batch(config, trainer, plan, batch)
     if model == "policy":
         return batch, LOSS
@@ -109,7 +130,8 @@ def _off_policy(
     return off_value(batch, values), VALUE_LOSS
 
 
-def _optimizers(config: RunConfig) -> Iterator[tuple[UpdatedModel, OptimizerSection]]:
+def trained_models(config: RunConfig) -> Iterator[tuple[UpdatedModel, OptimizerSection]]:
+    """Yield the models that a run updates, each with the configuration of its optimizer."""
     yield "policy", config.optimizer
     if config.critic is not None:
         yield "critic", config.critic.optimizer
@@ -135,6 +157,7 @@ def compare_moves(
     *,
     section: OptimizerSection,
     dtype: str,
+    rates: Sequence[float] = (),
 ) -> Result:
     """Compare how updates change weights with updates by torch's optimizer, in float64 and from a new state.
 
@@ -145,10 +168,12 @@ def compare_moves(
             names.
         section: The configuration of the optimizer.
         dtype: Element type of the weights.
+        rates: The learning rate of each update; empty = that of ``section``.
     """
+    rates = rates or [section.lr] * len(gradients)
     size = max((largest(gradient) for update in gradients for gradient in update.values()), default=0.0)
     differences = {
-        name: _difference([one[name] for one in weights], [one[name] for one in gradients], size, section, name)
+        name: _difference([one[name] for one in weights], [one[name] for one in gradients], size, section, name, rates)
         for name in gradients[0]
     }
     limit = 10 * FACTORS[dtype]
@@ -167,7 +192,12 @@ def compare_moves(
 
 
 def _difference(
-    weights: Sequence[Tensor], gradients: Sequence[Tensor], size: float, section: OptimizerSection, name: str
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    size: float,
+    section: OptimizerSection,
+    name: str,
+    rates: Sequence[float],
 ) -> float:
     """The largest error of a weight's entries, as a part of the largest step that one of them takes.
 
@@ -178,10 +208,14 @@ def _difference(
     exact = [gradient.double() for gradient in gradients]
     noises = [_NOISE * largest(gradient) + _NOISE_OF_ALL * size for gradient in exact]
     starts = [one.double() for one in weights[:-1]]
-    moves = _moves(section, starts, exact, decay)
+    moves = _moves(section, starts, exact, decay, rates)
     others = [
         _moves(
-            section, starts, [one + sign * noise for one, sign, noise in zip(exact, signs, noises, strict=True)], decay
+            section,
+            starts,
+            [one + sign * noise for one, sign, noise in zip(exact, signs, noises, strict=True)],
+            decay,
+            rates,
         )
         for signs in itertools.product((1, -1), repeat=len(exact))
     ]
@@ -197,7 +231,11 @@ def _difference(
 
 
 def _moves(
-    section: OptimizerSection, starts: Sequence[Tensor], gradients: Sequence[Tensor], decay: float
+    section: OptimizerSection,
+    starts: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    decay: float,
+    rates: Sequence[float],
 ) -> list[Tensor]:
     """Return how torch's optimizer, from a new state, moves a weight in each update."""
     weight = torch.nn.Parameter(starts[0].clone())
@@ -207,7 +245,8 @@ def _moves(
         build, settings = torch.optim.AdamW, {**settings, "betas": (section.beta1, section.beta2), "eps": section.eps}
     optimizer = build([weight], **settings)
     moves = []
-    for start, gradient in zip(starts, gradients, strict=True):
+    for start, gradient, rate in zip(starts, gradients, rates, strict=True):
+        optimizer.param_groups[0]["lr"] = rate
         weight.data.copy_(start)
         weight.grad = gradient
         optimizer.step()
@@ -215,8 +254,17 @@ def _moves(
     return moves
 
 
-def _weights(trainer: TrainingWorkers, config: RunConfig, model: UpdatedModel, directory: Path) -> dict[str, Tensor]:
-    """Export the weights that are trained: adapters by themselves, if the run has some."""
+def trained_weights(
+    trainer: TrainingWorkers, config: RunConfig, model: UpdatedModel, directory: Path
+) -> dict[str, Tensor]:
+    """Export the weights that are trained, by their names in files: adapters by themselves, if the run has some.
+
+    Args:
+        trainer: The training ranks.
+        config: Configuration of the run.
+        model: The model whose weights are exported.
+        directory: Directory for the file, which is deleted.
+    """
     with tempfile.TemporaryDirectory(dir=directory) as folder:
         if model == "critic":
             trainer.save_critic(folder)
