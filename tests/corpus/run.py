@@ -31,7 +31,9 @@ ROOT = Path(__file__).parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from anytron_conformance.rules import LEVELS, rules_of  # noqa: E402 - run as a file, the tree is on the path now
+from anytron.proof.verification.checks import CHECKS  # noqa: E402 - run as a file, the tree is on the path now
+from anytron_conformance.rules import LEVELS, rules_of  # noqa: E402
+from tests.conformance.mutant import Unbroken  # noqa: E402
 from tests.conformance.verified import Healthy, Laboratory  # noqa: E402
 from tests.corpus.catalog import every_fault, missing  # noqa: E402
 from tests.corpus.fault import ENDS  # noqa: E402
@@ -46,7 +48,8 @@ if TYPE_CHECKING:
 
 PROCESSES = min(4, len(os.sched_getaffinity(0)))
 """Faults that are looked for at the same time; each needs up to four processes, which wait for each other."""
-KIT = {rule.title for level in LEVELS for rule in rules_of(level)}
+KIT = {rule.title for level in LEVELS for rule in rules_of(level)} - {check.name for check in CHECKS}
+"""Rules of ``anytron conformance``; a name that ``anytron verify`` has too is that of its check."""
 
 
 @dataclass(frozen=True)
@@ -137,12 +140,12 @@ def outcomes_of(faults: list[type[Fault]], processes: int) -> Iterator[Outcome]:
 
 
 def explained(fault: type[Fault]) -> str:
-    """Say how a fault breaks a rule of ``anytron conformance``; empty if it keeps the rule."""
+    """Say how a fault breaks a rule of ``anytron conformance`` that the processor keeps; empty if it does not."""
     from tests.conformance.test_mutants import result_of
 
     with tempfile.TemporaryDirectory() as scratch:
-        result = result_of(fault.rule, fault(), Path(scratch))
-    return result.explanation if result.status == "failed" else ""
+        result, healthy = (result_of(fault.rule, one(), Path(scratch)) for one in (fault, Unbroken))
+    return result.explanation if (result.status, healthy.status) == ("failed", "passed") else ""
 
 
 def main() -> int:
