@@ -25,6 +25,7 @@ from anytron.base.errors import AnytronError
 from anytron.base.results import in_one_line
 from anytron.config.diagnostics import refuse
 from anytron.proof.verification.comparisons import FACTORS
+from anytron.proof.verification.hugging_face import quiet
 from anytron.record.tracking.progress import Progress
 from anytron.run.preflight.open_run import open_run
 from anytron.workers.executor import process as processes
@@ -128,7 +129,8 @@ class Laboratory:
         self._own = False  # whether the platform that is looked at needs processes of its own
 
     def __enter__(self):
-        write_models(self._scratch / "models")
+        with quiet():
+            write_models(self._scratch / "models")
         self._undo = contextlib.ExitStack()
         patches = self._undo.enter_context(pytest.MonkeyPatch.context())
         path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
