@@ -20,6 +20,7 @@ from anytron.device.stack import DeviceStack
 from anytron.workers.engines import context as engines
 from anytron.workers.executor import worker
 from anytron.workers.executor.local import LocalExecutor
+from tests.conformance.remembered import remember
 
 if TYPE_CHECKING:
     from anytron.device.hooks.facade import Hooks
@@ -110,5 +111,6 @@ class ItsPlatform:
 
 def run():
     """Run as a worker."""
+    remember()
     engines.EngineContext = ItsPlatform()
     worker.run()

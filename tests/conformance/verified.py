@@ -25,6 +25,7 @@ from anytron.base.errors import AnytronError
 from anytron.base.results import in_one_line
 from anytron.config.diagnostics import refuse
 from anytron.proof.verification.comparisons import FACTORS
+from anytron.proof.verification.hugging_face import quiet
 from anytron.record.tracking.progress import Progress
 from anytron.run.preflight.open_run import open_run
 from anytron.workers.executor import process as processes
@@ -40,6 +41,7 @@ from tests.conformance import (
 )
 from tests.conformance.lasting_ranks import LastingProcesses
 from tests.conformance.mutant import Mutant, Unbroken, mutants_of
+from tests.conformance.remembered import remember
 from tests.conformance.runs import ROOT, RUNS, SAME, configuration, write_models
 from tests.warm_python import WarmPopen, end_server
 
@@ -89,6 +91,19 @@ class Finding:
         return self.run is not None and not self.ended and not self.checks
 
 
+@dataclass(frozen=True)
+class Healthy:
+    """What the processor makes of a run.
+
+    Attributes:
+        steps: The metrics of each step.
+        checks: The checks of ``anytron verify`` that fail, with their details.
+    """
+
+    steps: list[dict[str, float]]
+    checks: dict[str, str]
+
+
 class Watcher(Progress):
     """Shows nothing."""
 
@@ -114,7 +129,8 @@ class Laboratory:
         self._own = False  # whether the platform that is looked at needs processes of its own
 
     def __enter__(self):
-        write_models(self._scratch / "models")
+        with quiet():
+            write_models(self._scratch / "models")
         self._undo = contextlib.ExitStack()
         patches = self._undo.enter_context(pytest.MonkeyPatch.context())
         path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -122,6 +138,7 @@ class Laboratory:
         patches.setenv(lasting_ranks.FOLDER, str(self._scratch / "platforms"))
         patches.setattr(subprocess, "Popen", WarmPopen)
         patches.setattr(processes, "START_WORKER", lasting_ranks.START)
+        remember(patches.setattr)
         self._undo.callback(LastingProcesses.end_all)
         return self
 
@@ -143,6 +160,15 @@ class Laboratory:
                 if how:
                     return Finding(mutant.__name__, run, how, checks=self._verify(run, mutant.name))
         return Finding(mutant.__name__)
+
+    def healthy(self, run: str) -> Healthy:
+        """Train and verify a run on the processor."""
+        self._own = False
+        return Healthy(self._of_the_processor(run), self.verify(Unbroken, run))
+
+    def know(self, run: str, healthy: Healthy) -> None:
+        """Take what another laboratory has found of a run on the processor: it is not trained here again."""
+        self._healthy[run] = healthy.steps
 
     def verify(self, mutant: type[Mutant], run: str) -> dict[str, str]:
         """Verify a run; give the checks that fail, with their details."""

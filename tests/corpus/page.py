@@ -1,13 +1,13 @@
-"""Write the table of ``docs/explanation/silent-faults.md``: ``python -m tests.corpus.page``."""
+"""Write the tables of ``docs/explanation/silent-faults.md``: ``python -m tests.corpus.page``."""
 
 from __future__ import annotations
 
+from tests.corpus import rivals
 from tests.corpus.catalog import every_fault
 from tests.corpus.test_published import published
 from tests.house import ROOT
 
 PAGE = ROOT / "docs" / "explanation" / "silent-faults.md"
-BEGIN, END = "<!-- begin of faults -->\n", "<!-- end of faults -->"
 HEADINGS = {
     "device": "In what a device, a bridge or a layout does",
     "rollout": "In rollouts and in what is sent to them",
@@ -29,11 +29,14 @@ def table() -> str:
     return "\n".join(lines) + "\n\n"
 
 
-def with_table(text: str) -> str:
-    """Return the page's text with the present table."""
-    before, _, rest = text.partition(BEGIN)
-    return before + BEGIN + table() + END + rest.partition(END)[2]
+def with_tables(text: str) -> str:
+    """Return the page's text with the present tables."""
+    for name, made in (("faults", table()), ("rivals", rivals.table())):
+        begin, end = f"<!-- begin of {name} -->\n", f"<!-- end of {name} -->"
+        before, _, rest = text.partition(begin)
+        text = before + begin + made + end + rest.partition(end)[2]
+    return text
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

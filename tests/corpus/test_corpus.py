@@ -10,11 +10,12 @@ import yaml
 
 from anytron.config.schema import RunConfig
 from anytron.proof.verification.objective import check_advantages, check_loss
-from tests.conformance.mutant import Unbroken
-from tests.corpus import kernels, positions, precision
+from tests.conformance.verified import Laboratory
+from tests.corpus import kernels, layouts, optimizers, positions, precision, rollouts
 from tests.corpus.catalog import every_fault
-from tests.corpus.page import PAGE, with_table
-from tests.corpus.run import explained
+from tests.corpus.fault import Fault
+from tests.corpus.page import PAGE, with_tables
+from tests.corpus.run import Here, explained, outcome_of
 from tests.corpus.runs import RUNS
 from tests.corpus.test_published import published
 from tests.house import ROOT
@@ -26,6 +27,25 @@ OF_KERNELS = [
     precision.WeightGradientSummedInHalfPrecision,
     positions.AnglesOfTheFirstRowForTheWholeBatch,
 ]
+OF_ENGINES = [
+    layouts.GateAndUpReorderedWhenACheckpointIsLoaded,
+    kernels.HalfOfTheRotatedHeadNotStored,
+    optimizers.GradientNormZeroSoNoClipping,
+    rollouts.KernelReadsAStaleTransposedCopy,
+]
+"""Of four kinds, in the run that is quickest."""
+
+
+class NothingBroken(Fault):
+    """Breaks nothing."""
+
+    run = "qwen3"
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory):
+    with Laboratory(tmp_path_factory.mktemp("laboratory"), RUNS) as Here.laboratory:
+        yield Here.laboratory.healthy("qwen3")
 
 
 def test_each_fault_is_made_after_an_entry_and_has_a_run():
@@ -40,7 +60,7 @@ def test_each_fault_is_made_after_an_entry_and_has_a_run():
 
 def test_the_page_has_the_faults_and_their_rules():
     text = PAGE.read_text(encoding="utf-8")
-    assert with_table(text) == text, "run python -m tests.corpus.page"
+    assert with_tables(text) == text, "run python -m tests.corpus.page"
 
 
 @pytest.mark.parametrize("fault", WITHOUT_ENGINE, ids=lambda fault: fault.entry())
@@ -57,8 +77,19 @@ def test_a_fault_of_an_objective_is_noticed(fault):
 
 @pytest.mark.parametrize("fault", OF_KERNELS, ids=lambda fault: fault.entry())
 def test_a_fault_of_a_kernel_is_noticed(fault):
-    assert explained(fault, fault.rule)
-    assert not explained(Unbroken, fault.rule)
+    assert explained(fault)
+
+
+@pytest.mark.parametrize("fault", OF_ENGINES, ids=lambda fault: fault.entry())
+def test_a_fault_of_an_engine_changes_a_run_and_is_noticed(fault, healthy):
+    assert outcome_of(fault, healthy).caught
+
+
+@pytest.mark.parametrize("rule", ["attention-strides", "packed-equals-padded"])
+def test_nothing_is_noticed_without_a_fault(rule, monkeypatch):
+    """Nor is an error of another kind: the processor under a name that no distribution offers cannot start engines."""
+    monkeypatch.setattr(NothingBroken, "rule", rule)
+    assert explained(NothingBroken) == ""
 
 
 @pytest.mark.slow

@@ -18,8 +18,7 @@ from tests.third_party_platform import USABLE, install_into
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "grpo_sort.yaml"
-RECURRENT = ROOT / "examples" / "grpo_gated_delta_net.yaml"
-CRITIC = ROOT / "examples" / "ppo_sort.yaml"
+RECURRENT, CRITIC = (ROOT / "examples" / f"{name}.yaml" for name in ("grpo_gated_delta_net", "ppo_sort"))
 OF_PARTS = {
     "long-sequence": "the run's responses have at most 4 tokens, as other checks have",
     "multi-token-prediction": "the run trains no multi-token prediction modules",

@@ -36,7 +36,7 @@ from anytron.proof.verification.objective import check_advantages, check_loss
 from anytron.proof.verification.prediction import check_prediction, trains_modules
 from anytron.proof.verification.resuming import check_resume
 from anytron.proof.verification.saved import check_saved
-from anytron.proof.verification.shared import ExecutorMaker, Shared
+from anytron.proof.verification.shared import ExecutorMaker, Shared, check, require
 from anytron.proof.verification.sums import check_sums
 from anytron.proof.verification.weights import compare_weights, stored_weights
 from anytron.run.preflight.capabilities import can_save_checkpoints, compares_weights, shows_gradients
@@ -44,7 +44,7 @@ from anytron.run.preflight.prepare import prepare
 from anytron.run.trainer.models import model_directory, write_random_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from anytron.base.results import Result
     from anytron.config.schema import RunConfig
@@ -86,17 +86,6 @@ def verify(config: RunConfig, session: Session, make_executor: ExecutorMaker, wa
         return Report(results, {"kernels": dict(run.kernels)})
 
 
-def check(name: str) -> Callable[[Callable[[_Run, str], Result]], Check]:
-    """Return a decorator that turns a method into a check called ``name``."""
-    return lambda method: Check(name, method)
-
-
-def _require(part: object, reason: str) -> None:
-    """Skip the check if the run lacks what it is about."""
-    if not part:
-        raise Inapplicable(reason)
-
-
 class _Run(Shared):
     """The checks."""
 
@@ -120,7 +109,7 @@ class _Run(Shared):
     @check("advantages")
     def advantages(self, name: str) -> Result:
         """Compare the advantages of made-up responses with their definition."""
-        _require(not self._config.supervised, "the run has no rewards")
+        require(not self._config.supervised, "the run has no rewards")
         return check_advantages(name, self._config)
 
     @check("loss")
@@ -199,7 +188,7 @@ class _Run(Shared):
     @check("multi-token-prediction")
     def multi_token_prediction(self, name: str) -> Result:
         """Compare the loss of multi-token prediction modules, and its gradients, with those of their definition."""
-        _require(trains_modules(self._config), "the run trains no multi-token prediction modules")
+        require(trains_modules(self._config), "the run trains no multi-token prediction modules")
         self._require_gradients()
         self._gradients()
         return check_prediction(name, self._config, self._engines.trainer_to_update(), self._trajectories().batch)
@@ -223,13 +212,13 @@ class _Run(Shared):
     @check("critic-values")
     def critic_values(self, name: str) -> Result:  # noqa: ARG002 - as all checks
         """Compare the critic's exported weights with its initial ones, and its values with transformers'."""
-        _require(self._config.critic, "the run has no critic")
+        require(self._config.critic, "the run has no critic")
         return self._values()
 
     @check("critic-gradients")
     def critic_gradients(self, name: str) -> Result:
         """Compare the gradient of each of the critic's parameters, value head included, with that of transformers."""
-        _require(self._config.critic, "the run has no critic")
+        require(self._config.critic, "the run has no critic")
         self._require_gradients()
         self._values()  # without a forward pass there is none back
         batch = self._trajectories().batch
@@ -239,13 +228,13 @@ class _Run(Shared):
     @check("teacher-log-probs")
     def teacher_log_probs(self, name: str) -> Result:
         """Compare the teacher's log-probs and entropies with those of transformers, at two temperatures."""
-        _require(self._config.teacher, "the run has no teacher")
+        require(self._config.teacher, "the run has no teacher")
         return roles.check_teacher(name, self._config, self._engines.trainer(), self._trajectories().batch)
 
     @check("reward-model-scores")
     def reward_model_scores(self, name: str) -> Result:
         """Compare the reward model's scores of responses with those of transformers' classifier."""
-        _require(self._config.reward_model, "the run has no reward model")
+        require(self._config.reward_model, "the run has no reward model")
         return roles.check_reward_model(name, self._config, self._engines.reward_model(), self._trajectories().batch)
 
     @check("optimizer-update")
@@ -276,7 +265,7 @@ class _Run(Shared):
     @check("resumed-equals-continued")
     def resumed_equals_continued(self, name: str) -> Result:
         """Compare the update after a resume from a checkpoint with the same update without the interruption."""
-        _require(can_save_checkpoints(self._config), f"the engine {self._config.engine.name} saves no checkpoints")
+        require(can_save_checkpoints(self._config), f"the engine {self._config.engine.name} saves no checkpoints")
         wanted = updates.with_decaying_rate(self._config)
         config = self._adapted(
             wanted, "", lambda one: (one.optimizer, one.critic), "the check needs a higher lr and weight decay"
@@ -290,7 +279,7 @@ class _Run(Shared):
     @check("adapters-equal-merged")
     def adapters_equal_merged(self, name: str) -> Result:
         """Compare adapters that are not 0 with transformers' model of the merged weights."""
-        _require(self._config.model.lora, "the run trains no adapters (model.lora)")
+        require(self._config.model.lora, "the run trains no adapters (model.lora)")
         wanted = updates.with_visible_update(self._config)
         config = self._adapted(wanted, "optimizer", lambda one: one.optimizer, "the check needs a higher lr")
         self._forward()
@@ -309,8 +298,8 @@ class _Run(Shared):
     @check("conversations")
     def conversations(self, name: str) -> Result:
         """Hold conversations with a made-up environment; compare tokens with their definition, and log-probs."""
-        _require(self._config.environment, "the run has no environment")
-        _require(not self._has_agent, "the run's environment is an agent, which writes all messages")
+        require(self._config.environment, "the run has no environment")
+        require(not self._has_agent, "the run's environment is an agent, which writes all messages")
         prompts = self._trajectories().prompts
         self._forward()
         engines = self._engines

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anytron.base.errors import AnytronError
-from anytron.proof.checks import Inapplicable
+from anytron.proof.checks import Check, Inapplicable
 from anytron.proof.verification import roles
 from anytron.proof.verification.engines import (
     Engines,
@@ -37,6 +37,21 @@ if TYPE_CHECKING:
 ExecutorMaker = Callable[["RunConfig", "Session"], "Executor"]
 """Makes an executor; it is called again for a layout of another size, which needs other processes."""
 Value = TypeVar("Value")
+
+
+def check(name: str) -> Callable[[Callable[[Any, str], Result]], Check]:
+    """Return a decorator that turns a method into a check called ``name``."""
+    return lambda method: Check(name, method)
+
+
+def require(part: object, reason: str) -> None:
+    """Skip the check if the run lacks what it is about.
+
+    Raises:
+        Inapplicable: ``part`` is false.
+    """
+    if not part:
+        raise Inapplicable(reason)
 
 
 class Shared:
