@@ -51,7 +51,7 @@ class InvariantModel:
         attention = partial(_attention_kernel, kernels, device_type)
         for module in model.modules():
             if isinstance(module, nn.Linear) and module is not self._head:
-                module.forward = partial(_multiply, linear, module)
+                vars(module)["forward"] = partial(_multiply, linear, module)
             vars(module)[_KERNEL] = attention
         entries = self._head.weight.shape[0]
         self._kernel = kernels.log_prob_kernel(LogProbSpec(entries, 1, chunk_tokens, device_type, dtype))

@@ -148,9 +148,9 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *operands, mask = ctx.saved_tensors
         with torch.enable_grad():
-            again = [operand.detach().requires_grad_() for operand in operands]
-            output = functional.scaled_dot_product_attention(*again, attn_mask=mask, **ctx.settings)
-        return (*torch.autograd.grad(output, again, grad), None, None, None, None)
+            query, key, value = (operand.detach().requires_grad_() for operand in operands)
+            output = functional.scaled_dot_product_attention(query, key, value, mask, **ctx.settings)
+        return (*torch.autograd.grad(output, (query, key, value), grad), None, None, None, None)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:

@@ -54,4 +54,4 @@ def long_sequence(config: RunConfig, batch: RaggedBatch) -> Trajectories:
     if most <= MAX_NEW_TOKENS and not config.supervised:
         raise Inapplicable(f"the run's responses have at most {most} tokens, as other checks have")
     long = texts(batch, (longest_of(config, batch),))
-    return Trajectories([], long, [PromptInputs(tuple(long.tokens.tolist()), None)])
+    return Trajectories([], [], long, [PromptInputs(tuple(long.tokens.tolist()), None)])

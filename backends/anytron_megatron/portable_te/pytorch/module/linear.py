@@ -88,10 +88,12 @@ class Linear(TransformerEngineBaseModule):
     def _multiply(self, x: Tensor) -> Tensor:
         bias = self.bias if self.apply_bias else None
         if self.tp_size == 1 or self.parallel_mode is None:
-            return self._linear(x, self.weight, bias)
+            whole: Tensor = self._linear(x, self.weight, bias)
+            return whole
         if self.parallel_mode == "column":
             enter = collectives.gather_first if self.sequence_parallel else collectives.replicate
-            return self._linear(enter(x, self.tp_group), self.weight, bias)
+            columns: Tensor = self._linear(enter(x, self.tp_group), self.weight, bias)
+            return columns
         leave = collectives.reduce_scatter_first if self.sequence_parallel else collectives.reduce
         output = leave(self._linear(x, self.weight, None), self.tp_group)
         return output if bias is None else output + bias
