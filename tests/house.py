@@ -72,7 +72,11 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("engine", "reward_model"),
         ("__init__",),
     ),
-    "anytron_rollout": (("generation", "options", "quantization", "weights"), ("transformers_engine",), ("__init__",)),
+    "anytron_rollout": (
+        ("generation", "invariant", "options", "quantization", "weights"),
+        ("transformers_engine",),
+        ("__init__",),
+    ),
     "anytron_vllm": (
         ("kept", "options", "release", "requests", "routing", "sleep", "weights"),
         ("features", "installation", "start", "transfer"),

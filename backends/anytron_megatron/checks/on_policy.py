@@ -47,7 +47,7 @@ def _obstacles(policy: Subject, run: RunConfig, options: MegatronOptions) -> Ite
                 "set parallel.tensor_model_parallel_size=1, or rollout.engine=megatron",
             )
     if run.model.lora is not None:
-        yield "adapters are multiplied by layers of their own, whose bits no test has compared", "remove model.lora"
+        yield "adapters have layers whose bits no test has compared", "remove model.lora"
     if sizes.context > 1:
         yield "no test has compared the bits of context-parallel ranks", "set parallel.context_parallel_size=1"
     for name in _DROPOUT:

@@ -48,7 +48,7 @@ def _with_short_warmup(section: OptimizerSection) -> OptimizerSection:
 
 
 def rates_of(section: OptimizerSection, steps: int, updates: int) -> list[float]:
-    """Compute the learning rate of each update by definition, as docs/reference/configuration.md has it.
+    """Compute the learning rate of each update by definition, as docs/reference/config.md has it.
 
     Args:
         section: The configuration of the optimizer.

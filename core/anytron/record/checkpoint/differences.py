@@ -30,6 +30,7 @@ CARRIED_OUT: Mapping[str, str] = MappingProxyType(
         "engine.distributed_optimizer": "where the optimizer's state is kept",
         "engine.log_prob_chunk_tokens": "how much is computed at one time",
         "engine.max_tokens_per_micro_batch": "how an update is divided",
+        "engine.on_policy": "how kernels add up",
         "engine.offload": "where the state is kept during generation",
         "engine.options.virtual_pipeline_model_parallel_size": "how layers are shared out",
         "engine.recompute": "what the backward pass computes again",

@@ -26,7 +26,7 @@ def configure(directory, output, **sections):
         ("ernie4_5", {"model": {"dtype": "bfloat16"}, "rollout": TRANSFORMERS}, "rotates the heads of an ernie4_5"),
         ("qwen3", {"parallel": {"tensor_model_parallel_size": 2}, "rollout": TRANSFORMERS}, "has no parts"),
         ("qwen3", {"parallel": {"context_parallel_size": 2}}, "context-parallel ranks"),
-        ("qwen3", {"model": {"lora": {"rank": 4}}}, "adapters are multiplied by layers of their own"),
+        ("qwen3", {"model": {"lora": {"rank": 4}}}, "adapters have layers whose bits"),
         (
             "qwen3",
             {"engine": {"options": {"transformer": {"attention_dropout": 0.1}}}},
