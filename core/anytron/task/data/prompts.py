@@ -51,7 +51,7 @@ class Prompt:
     tokens: tuple[int, ...] | None = None
     messages: Sequence[Mapping[str, Any]] | None = None
     images: Sequence[Picture] = ()
-    data: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    data: Mapping[str, Any] = field(default_factory=dict)  # it travels to the processes of rewards
     tools: Sequence[Mapping[str, Any]] = ()
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,11 @@ def tokenizer():
 def write(path: Path, *records) -> DataSection:
     path.write_text("\n".join(json.dumps(record) for record in records) + "\n\n")
     return DataSection(source="jsonl", options={"path": str(path)})
+
+
+def test_a_prompt_without_data_travels_to_other_processes():
+    prompt = Prompt("a", text="31>")
+    assert pickle.loads(pickle.dumps(prompt)) == prompt
 
 
 def test_a_file_of_lines(tmp_path):
