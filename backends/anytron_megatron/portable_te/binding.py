@@ -27,7 +27,7 @@ class Kernels:
     @property
     def invariant(self) -> bool:
         """Whether kernels that are requested now are company-invariant."""
-        return self._source.invariant
+        return getattr(self._source, "invariant", False)
 
     def attention(self, spec: AttentionSpec) -> AttentionKernel:
         """The kernel of one attention layer."""

@@ -202,11 +202,8 @@ class LogProbKernel(Protocol):
 class KernelSource(Protocol):
     """The source of the layers' kernels: the facade over all plugins, or an object with the same methods.
 
-    Attributes:
-        invariant: Whether its kernels are company-invariant, whatever a spec says.
+    If it has an attribute ``invariant`` that is True, its kernels are company-invariant, whatever a spec says.
     """
-
-    invariant: bool
 
     def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel:
         """Supply the attention kernel of a layer."""
