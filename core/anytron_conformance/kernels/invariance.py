@@ -1,0 +1,383 @@
+"""Rules of company-invariant kernels: the bits of a row's result do not depend on what else is in the call.
+
+They ask the hooks as engines do with ``engine.on_policy: bitwise``, and compare bytes. ``causal_conv1d``,
+``gated_delta_rule`` and ``state_space_scan`` have no rule, because families with them have no such runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from anytron.device.platform import Feature
+from anytron.kernels.contract import AttentionCall, KernelName, KernelSpec, LogProbSpec
+from anytron_conformance.compare import assert_same_bits
+from anytron_conformance.kernels.attention_calls import Layer, Packing
+from anytron_conformance.kernels.comparison import drawn, in_dtypes
+from anytron_conformance.rules import Case, rule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from anytron.kernels.contract import AttentionKernel, LogProbKernel
+    from anytron_conformance.subject import Subject
+
+NEEDS = (Feature.COMPANY_INVARIANCE,)
+ROWS = 1000
+"""Rows of the largest call."""
+COUNTS = (1, 2, 3, 15, 16, 17, 33, 64, 257)
+"""Rows of the other calls."""
+
+
+def _fused(subject: Subject, name: KernelName, dtype: torch.dtype, **options: Any) -> Callable[..., Any]:
+    return subject.hooks.fused_kernel(name, KernelSpec(subject.device.type, dtype, options, invariant=True))
+
+
+def compare_rows(compute: Callable[[Tensor], Tensor], rows: Tensor) -> None:
+    """Compute rows in calls of several sizes, at several places, and beside other values.
+
+    Args:
+        compute: Function of rows ``[n, ...]`` that returns a result ``[n, ...]``; n is at least 1.
+        rows: :data:`ROWS` rows.
+
+    Raises:
+        Broken: The bits of a row's result are not those that it has among all rows.
+    """
+    whole = compute(rows)
+    for count in COUNTS:
+        for place, first in (("first", 0), ("middle", (ROWS - count) // 2), ("last", ROWS - count)):
+            part = slice(first, first + count)
+            company = f"the {place} of {ROWS} rows, in a call of {count} rows"
+            assert_same_bits(compute(rows[part]), whole[part], company)
+    turned = rows.flip(0)
+    assert_same_bits(compute(turned).flip(0), whole, f"{ROWS} rows, in the opposite order")
+    others = turned * 100
+    for place, index in (("first", 0), ("middle", ROWS // 2), ("last", ROWS - 1)):
+        others[index] = rows[7]
+        found = compute(others)[index : index + 1]
+        assert_same_bits(found, whole[7:8], f"a row at the {place} place, among rows of other values")
+
+
+PRODUCTS = ((64, 300), (63, 40), (576, 300), (1024, 70), (2048, 300))
+"""Sizes K and N. In bfloat16 a library may choose by the number of rows only from hundreds of entries on."""
+
+
+@rule(
+    "invariant-products",
+    "kernels",
+    "Each entry of a company-invariant product depends on its row and its row of the weight only, to the bit.",
+    needs=NEEDS,
+    cases=in_dtypes(
+        (f"{name.value}, {size} x {entries}", (name, size, entries), needs)
+        for name, needs in ((KernelName.LINEAR, ()), (KernelName.GROUPED_MM, (Feature.MIXTURE_OF_EXPERTS,)))
+        for size, entries in (PRODUCTS if name is KernelName.LINEAR else PRODUCTS[::3])
+    ),
+)
+def products(subject: Subject, case: Case) -> None:
+    """Call ``linear`` and ``grouped_mm`` with ``spec.invariant``, and compare bytes with a call of 1000 rows.
+
+    Calls have 1 to 257 of the rows, at the beginning, in the middle and at the end, in the opposite order, and among
+    rows of other values; ``linear`` also has other rows of the weight beside, and ``grouped_mm`` other groups.
+    A kernel breaks the rule if it chooses its tiles, its order of sums or a split of K by the number of rows or of
+    entries, as most libraries do. Gradients may depend on all rows.
+    """
+    dtype, (name, size, entries) = case.values
+    kernel = _fused(subject, name, dtype)
+    rows, weight, bias = (
+        (one / size**0.5).to(subject.device, dtype)
+        for one in (drawn(ROWS, size), drawn(entries, size, seed=1), drawn(entries, seed=2))
+    )
+    if name is KernelName.LINEAR:
+        compare_rows(lambda x: kernel(x, weight, bias), rows)
+        _compare_columns(lambda rows_of_weight: kernel(rows[:65], rows_of_weight, None), weight)
+        found = kernel(rows.view(4, -1, size), weight, bias).flatten(0, 1)
+        assert_same_bits(found, kernel(rows, weight, bias), f"{ROWS} rows, in a call of 4 x {ROWS // 4}")
+    else:
+        weights = [weight.flip(0), weight, -weight]
+        compare_rows(lambda x: kernel(x, weights, [0, len(x), 0]), rows)
+        whole = kernel(rows, weights, [0, ROWS, 0])
+        for before, after in ((1, 0), (17, 33), (500, 300)):
+            part = slice(before, ROWS - after)
+            found = kernel(rows, weights, [before, ROWS - before - after, after])
+            assert_same_bits(found[part], whole[part], f"a group, with groups of {before} and {after} rows beside")
+
+
+def _compare_columns(multiply: Callable[[Tensor], Tensor], weight: Tensor) -> None:
+    whole, count = multiply(weight), len(weight)
+    for first, last in ((0, 1), (5, count - 1), (count // 2, count)):
+        found = multiply(weight[first:last])
+        assert_same_bits(found, whole[:, first:last], f"entries {first} to {last - 1}, without the weight's other rows")
+    assert_same_bits(multiply(weight.flip(0)).flip(1), whole, "with the weight's rows in the opposite order")
+
+
+TOKENS = 321
+"""Tokens of the sequence in whose company others are."""
+LAYERS: Mapping[str, Layer] = MappingProxyType(
+    {
+        "9 heads, 3 groups, 64": Layer(9, 3, 64, 64),
+        "32 heads, 8 groups, 128": Layer(32, 8, 128, 128),
+        "16 heads, 192 and 128": Layer(16, 16, 192, 128),
+        "4 heads, 2 groups, 64, window of 100": Layer(4, 2, 64, 64, window=(100, 0)),
+    }
+)
+"""Heads of SmolLM2-135M, of Llama-3-8B and Qwen3-8B, and of DeepSeek-V2-Lite."""
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """One sequence, and others, for a kernel of attention.
+
+    Attributes:
+        attend: The kernel.
+        own: Queries, keys and values of the sequence: ``[TOKENS, heads, D]``.
+        others: The same of tokens of other sequences.
+    """
+
+    attend: AttentionKernel
+    own: tuple[Tensor, Tensor, Tensor]
+    others: tuple[Tensor, Tensor, Tensor]
+
+    def packed(self, parts: list[tuple[int, int]], gap: int = 0) -> list[Tensor]:
+        """Attend in one packed call.
+
+        Args:
+            parts: Number of queries and of keys of each sequence: the last of the first keys of :attr:`own`. With
+                negative numbers, the tokens are those of :attr:`others`.
+            gap: Padding after each sequence.
+
+        Returns:
+            The result of each sequence.
+        """
+        lengths = tuple(abs(queries) for queries, _ in parts), tuple(abs(keys) for _, keys in parts)
+        packing = Packing(*lengths, gaps=(gap,) * len(parts), tail=gap)
+        buffers = []
+        for number in range(3):
+            cut = [
+                (self.own if keys > 0 else self.others)[number][abs(keys) - count if number == 0 else 0 : abs(keys)]
+                for (_, keys), count in zip(parts, lengths[0], strict=True)
+            ]
+            filled = [functional.pad(one, (0, 0, 0, 0, 0, gap), value=7.0) for one in cut]
+            buffers.append(functional.pad(torch.cat(filled), (0, 0, 0, 0, 0, gap), value=7.0))
+        found = self.attend(*buffers, packing.call("padding_causal", buffers[0].device))
+        starts = packing.ends(packing.queries)
+        return [found[start : start + count] for start, count in zip(starts, packing.queries, strict=False)]
+
+    def padded(self, mode: str, rows: int, columns: int, place: int) -> Tensor:
+        """Attend in one call of padded rows, of which one begins with the sequence, and return its result."""
+        own, others = (
+            [one.new_full((rows, columns, *one.shape[1:]), 7.0) for one in self.own],
+            [one[:columns] for one in self.others],
+        )
+        for buffer, mine, foreign in zip(own, self.own, others, strict=True):
+            buffer[:, : len(foreign)] = foreign
+            buffer[place, :TOKENS] = mine
+        mask = None
+        if mode != "causal":
+            places = torch.arange(columns, device=own[0].device)
+            ends = torch.tensor(
+                [TOKENS if row == place else columns - row for row in range(rows)], device=places.device
+            )
+            mask = (places >= ends[:, None])[:, None, None]
+            if mode == "arbitrary":
+                mask = mask | (places > places[:, None])
+        return self.attend(*own, AttentionCall("bshd", mode, mask=mask))[place, :TOKENS]
+
+
+def _thd(sequences: Sequences) -> None:
+    (whole,) = sequences.packed([(TOKENS, TOKENS)])
+    company = [(-5, -5), (-400, -400), (-70, -70), (-1, -1)]
+    for place in (0, 2, 4):
+        parts = [*company[:place], (TOKENS, TOKENS), *company[place:]]
+        for gap in (0, 3):
+            found = sequences.packed(parts, gap)[place]
+            words = f"a sequence of {TOKENS} tokens, packed as number {place} of 5, with {gap} rows of padding"
+            assert_same_bits(found, whole, words)
+    lengths = (1, 2, 63, 64, 65, 150, 257, 320)
+    for length, found in zip(lengths, sequences.packed([(one, one) for one in lengths]), strict=True):
+        assert_same_bits(found, whole[:length], f"the first {length} of {TOKENS} tokens, without those after them")
+    for queries in (1, 17):
+        together = [(min(queries, one), one) for one in (*lengths, TOKENS)]
+        for apart in (False, True):
+            calls = [[one] for one in together[-3:]] if apart else [together]
+            for call in calls:
+                for (count, keys), found in zip(call, sequences.packed(call), strict=True):
+                    words = f"the last {count} of {keys} tokens, as the only queries{'' if apart else ', packed'}"
+                    assert_same_bits(found, whole[keys - count : keys], words)
+
+
+def _bshd(sequences: Sequences) -> None:
+    (whole,) = sequences.packed([(TOKENS, TOKENS)])
+    for mode, rows, columns, place in (
+        ("causal", 1, TOKENS, 0),
+        ("causal", 3, 400, 1),
+        ("padding_causal", 2, 400, 0),
+        ("arbitrary", 2, 330, 1),
+    ):
+        found = sequences.padded(mode, rows, columns, place)
+        assert_same_bits(found, whole, f"{TOKENS} tokens, in {rows} padded rows of {columns}, mode {mode}")
+    query, key, value = sequences.own
+    for count in (64, 150, TOKENS):
+        operands = (query[None, count - 1 : count], key[None, :count], value[None, :count])
+        found = sequences.attend(*operands, AttentionCall("bshd", "causal"))[0]
+        words = f"the last of {count} tokens, as the only query of a padded row"
+        assert_same_bits(found, whole[count - 1 : count], words)
+
+
+@rule(
+    "invariant-attention",
+    "kernels",
+    "The result of a query in company-invariant attention depends on the query and the keys that it sees only.",
+    needs=NEEDS,
+    cases=in_dtypes(
+        (f"{words}, {name}", (check, layer), (*layer.needs, *needs))
+        for name, layer in LAYERS.items()
+        for words, check, needs in (
+            ("packed", _thd, (Feature.THD,)),
+            ("padded", _bshd, (Feature.THD, Feature.BSHD)),
+        )
+    ),
+)
+def attention(subject: Subject, case: Case) -> None:
+    """Attend to a sequence of 321 tokens alone in a buffer, and compare bytes with other calls that contain it.
+
+    It is packed beside other sequences, with and without padding; cut to a prefix; attended with its last query or
+    its last 17, and all keys, as in decoding with a cache; and as one of several padded rows, in every causal mode. A
+    kernel breaks the rule if it splits keys by the number of queries, keys or sequences, if it counts blocks of keys
+    from the last one or from the buffer's beginning, or if decoding has a formula of its own.
+    """
+    dtype, (check, layer) = case.values
+    own, others = (
+        tuple((one / factor).to(subject.device, dtype) for one in layer.operands((count,), (count,)).values())
+        for count, factor in ((TOKENS, 2.0), (400, 1.0))
+    )
+    check(Sequences(layer.kernel(subject, invariant=True), own, others))
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """An output layer.
+
+    Attributes:
+        entries: Real entries.
+        size: Size of hidden states.
+        rows: Tokens of the largest call.
+    """
+
+    entries: int
+    size: int
+    rows: int
+
+
+VOCABULARIES = (Vocabulary(301, 1024, 600), Vocabulary(50000, 64, 257))
+
+
+@rule(
+    "invariant-log-prob",
+    "kernels",
+    "A token's log-prob and entropy depend on its hidden state, its label and the weight only, to the bit.",
+    needs=NEEDS,
+    cases=in_dtypes((f"{one.entries} entries, {one.size} wide", one, ()) for one in VOCABULARIES),
+)
+def log_prob(subject: Subject, case: Case) -> None:
+    """Score tokens in one call, and compare bytes with calls of fewer tokens, at other places and beside others.
+
+    Rollout scores a few tokens at a time, and training thousands. The limit ``chunk_tokens``, and the rows that fill
+    up the vocabulary, may differ too. A kernel breaks the rule if the width of its tiles depends on the number of
+    tokens, or if it has another formula for the last tokens.
+    """
+    dtype, one = case.values
+    hidden = drawn(one.rows, one.size).to(subject.device, dtype)
+    weight = (drawn(one.entries + 48, one.size, seed=1) / one.size**0.5).to(subject.device, dtype)
+    labels = torch.arange(one.rows, device=subject.device) * 7919 % one.entries
+
+    def kernel(chunk_tokens: int) -> LogProbKernel:
+        spec = LogProbSpec(one.entries, 1, chunk_tokens, subject.device.type, dtype, invariant=True)
+        return subject.hooks.log_prob_kernel(spec)
+
+    def score(part: slice, kernel: LogProbKernel, weight: Tensor = weight) -> Tensor:
+        return torch.stack(kernel(hidden[part], weight, labels[part], 0.7, None), dim=1)
+
+    usual, every = kernel(1024), slice(0, one.rows)
+    whole = score(every, usual)
+    for count in (1, 3, 16, 65):
+        for place, first in (("first", 0), ("last", one.rows - count)):
+            part = slice(first, first + count)
+            company = f"the {place} of {one.rows} tokens, in a call of {count}"
+            assert_same_bits(score(part, usual), whole[part], company)
+    found = score(every, kernel(16))
+    assert_same_bits(found, whole, f"{one.rows} tokens, with chunk_tokens of 16 instead of 1024")
+    found = score(slice(0, 17), usual, weight[: one.entries])
+    assert_same_bits(found, whole[:17], "17 tokens, with a vocabulary that is not filled up")
+    others = torch.stack(usual(hidden.flip(0), weight, labels.flip(0), 0.7, None), dim=1).flip(0)
+    assert_same_bits(others, whole, f"{one.rows} tokens, in the opposite order")
+    ignored = labels.masked_fill(torch.arange(one.rows, device=labels.device) % 3 != 0, -100)
+    found = torch.stack(usual(hidden, weight, ignored, 0.7, None), dim=1)
+    assert_same_bits(found[::3], whole[::3], f"{one.rows} tokens, of which others are ignored")
+
+
+WIDTHS = (63, 576, 2048)
+ROPE = ((6, 1), (64, 0), (64, 64))
+"""Entries of a head that turn, and the others."""
+
+
+@rule(
+    "invariant-rows",
+    "kernels",
+    "Norms, swiglu and rope that must be company-invariant compute a row with the same bits in every call.",
+    needs=NEEDS,
+    cases=in_dtypes(
+        [
+            *(
+                (f"{name.value}, {width} wide", (name, width), ())
+                for name in (KernelName.RMS_NORM, KernelName.LAYER_NORM, KernelName.SWIGLU)
+                for width in WIDTHS
+            ),
+            *(
+                (f"rope, {turned} of {turned + rest} turn", (KernelName.ROPE, turned, rest), ())
+                for turned, rest in ROPE
+            ),
+        ]
+    ),
+)
+def rows(subject: Subject, case: Case) -> None:
+    """Call ``rms_norm``, ``layer_norm``, ``swiglu`` and ``rope`` with ``spec.invariant``, and compare bytes.
+
+    The sizes of calls and the places of rows are those of ``invariant-products``; widths are odd, too. A kernel breaks
+    the rule if it splits a row's sum by the number of rows, or has another formula for the end of a buffer that no
+    vector fills.
+    """
+    dtype, (name, *sizes) = case.values
+    compute, width = _row_kernel(subject, name, dtype, *sizes)
+    compare_rows(compute, drawn(ROWS, width).to(subject.device, dtype))
+
+
+def _row_kernel(
+    subject: Subject, name: KernelName, dtype: torch.dtype, size: int, rest: int = 0
+) -> tuple[Callable[[Tensor], Tensor], int]:
+    """A function of rows, and their width."""
+    if name is KernelName.SWIGLU:
+        return _fused(subject, name, dtype), 2 * size
+    if name is KernelName.ROPE:
+        turn = _fused(subject, name, dtype)
+        angles = 37.0 * 0.1 ** torch.linspace(0, 3, size // 2, device=subject.device)
+
+        def turned(x: Tensor) -> Tensor:
+            # The position of a token depends on the token, so that it is the same in each call.
+            positions = x[:, 0].float().mul(100).round()
+            freqs = torch.outer(positions, torch.cat([angles, angles]))[:, None]
+            return turn(x.view(len(x), 2, -1), freqs, False).flatten(1)
+
+        return turned, 2 * (size + rest)
+    weight, bias = (drawn(size, seed=seed).to(subject.device, dtype) for seed in (1, 2))
+    norm = _fused(subject, name, dtype, eps=1e-6, zero_centered=False)
+    if name is KernelName.RMS_NORM:
+        return lambda x: norm(x, weight, 1e-6, False), size
+    return lambda x: norm(x, weight, bias, 1e-6, False), size
+
+
+RULES = (products, attention, log_prob, rows)
