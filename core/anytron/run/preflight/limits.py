@@ -27,6 +27,7 @@ VALUES: Mapping[Feature, tuple[str, Any]] = MappingProxyType(
         Feature.BSHD: ("engine.sequence_format", "bshd"),
         Feature.BFLOAT16: ("model.dtype", "bfloat16"),
         Feature.RECOMPUTE: ("engine.recompute", "full"),
+        Feature.COMPANY_INVARIANCE: ("engine.on_policy", "bitwise"),
     }
 )
 """Features that a run needs if a key has a certain value: the key and the value."""

@@ -382,3 +382,49 @@ def test_the_facade_logs_and_records_once_what_kernels_say_of_themselves(caplog)
     wide, narrow = (f"quick (not quicker: {dtype} is too wide)" for dtype in (torch.float32, torch.bfloat16))
     assert hooks.kernel_descriptions() == {"fused_kernel rope": sorted([wide, narrow])}
     assert caplog.messages == [f"fused_kernel rope: {wide}", f"fused_kernel rope: {narrow}"]
+
+
+INVARIANT = {
+    "attention_kernel": (dataclasses.replace(ATTENTION, invariant=True),),
+    "fused_kernel": (KernelName.LINEAR, KernelSpec("cpu", invariant=True)),
+    "log_prob_kernel": (LogProbSpec(16, 1, 64, invariant=True),),
+}
+"""Requests for company-invariant kernels."""
+
+
+@pytest.mark.parametrize("hook", INVARIANT)
+def test_a_kernel_that_must_be_company_invariant_says_so(hook):
+    def invariant_kernel(*_arguments):
+        """Stand for a kernel."""
+
+    invariant_kernel.invariant = True
+    said = answering(**{hook: lambda *_: invariant_kernel})
+    assert getattr(hooks_with(acme=said), hook)(*INVARIANT[hook]) is invariant_kernel
+    for value in (False, 1, "yes", None):
+        kernel = lambda *_: None  # noqa: E731 - takes an attribute
+        kernel.invariant = value
+        for silent in (kernel, _kernel):
+            hooks = hooks_with(acme=answering(**{hook: lambda *_, silent=silent: silent}))
+            with pytest.raises(HookContractError, match=r"'acme'.*its attribute invariant is True") as raised:
+                getattr(hooks, hook)(*INVARIANT[hook])
+            assert "the hook may return None instead" in str(raised.value)
+    passing = hooks_with(acme=answering(**{hook: lambda *_: None}))
+    assert callable(getattr(passing, hook)(*INVARIANT[hook])), "the neutral default needs no attribute"
+
+
+@pytest.mark.parametrize("hook", INVARIANT)
+def test_an_engine_s_wish_for_company_invariant_kernels_is_in_every_spec(hook):
+    asked = []
+    hooks = hooks_with(acme=answering(**{hook: lambda *arguments: asked.append(arguments[-1].invariant)}))
+    *name, spec = INVARIANT[hook]
+    usual = dataclasses.replace(spec, invariant=False)
+    getattr(hooks, hook)(*name, usual)
+    hooks.invariant = True
+    getattr(hooks, hook)(*name, usual)
+    assert asked == [False, True]
+
+
+def test_adam_has_no_rows_and_is_never_asked_to_be_company_invariant():
+    hooks = hooks_with(acme=answering(fused_kernel=lambda name, spec: _kernel if not spec.invariant else None))
+    hooks.invariant = True
+    assert hooks.fused_kernel(KernelName.ADAM, KernelSpec("cpu")) is _kernel
