@@ -277,6 +277,11 @@ class GatesTheRestByAnotherFormula(KernelMutant):
     fused = claiming(KernelName.SWIGLU, gated.__func__)
 
 
+class HasNoBackwardPass(KernelMutant):
+    rule, says = "invariant-values", "The gradient of the input is missing"
+    fused = claiming(KernelName.LINEAR, lambda x, weight, bias: invariant.linear(x.detach(), weight, bias))
+
+
 class ForgetsToSaySo(KernelMutant):
     """Has a kernel that is company-invariant, and answers with it as with any other."""
 
@@ -287,6 +292,7 @@ class ForgetsToSaySo(KernelMutant):
 RULES_OF_VALUES = {
     "attention": ("attention-packed", "attention-padded"),
     "log_probs": ("log-probs", "log-probs-chunks"),
-    "fused": ("rms-norm", "swiglu", "grouped-mm"),
+    "fused": ("linear", "rms-norm", "swiglu", "grouped-mm"),
 }
-"""Rules about the values of the kernels that a mutant may have: all keep them."""
+"""Rules about the values of the kernels that a mutant may have: those of :data:`RULES_OF_BITS` keep them."""
+RULES_OF_BITS = ("invariant-products", "invariant-attention", "invariant-log-prob", "invariant-rows")

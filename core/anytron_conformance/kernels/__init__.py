@@ -9,6 +9,7 @@ from anytron_conformance.kernels import (
     behaviour,
     fused,
     invariance,
+    invariant_attention,
     linear_attention,
     log_probs,
     micro_batch,
@@ -28,4 +29,5 @@ RULES: tuple[Rule, ...] = (
     *no_rows.RULES,
     *behaviour.RULES,
     *invariance.RULES,
+    *invariant_attention.RULES,
 )
