@@ -61,11 +61,11 @@ def assert_same_bits(found: Tensor, expected: Tensor, company: str) -> None:
         company: The rows, and what is beside them in the call under test, as the end of a sentence.
 
     Raises:
-        Broken: A result has another shape or dtype, or a byte differs.
+        Broken: A byte differs, or the shape or dtype.
     """
     if found.shape != expected.shape or found.dtype != expected.dtype:
         raise Broken(
-            f"The result has another shape or dtype: {company}.",
+            f"The shape or the dtype of the result depends on what else is in the call: {company}.",
             f"it is {tuple(found.shape)} {found.dtype}, expected {tuple(expected.shape)} {expected.dtype}",
         )
     got, want = (one.detach().cpu().contiguous() for one in (found, expected))

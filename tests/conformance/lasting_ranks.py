@@ -65,6 +65,10 @@ class Kernels:
 
     hooks: ClassVar[Hooks]
 
+    @property
+    def invariant(self):
+        return self.hooks.invariant
+
     def attention_kernel(self, spec):
         return self.hooks.attention_kernel(spec)
 

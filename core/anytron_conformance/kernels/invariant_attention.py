@@ -156,7 +156,7 @@ def attention(subject: Subject, case: Case) -> None:
     It is packed beside other sequences, with and without padding; cut to a prefix; attended with its last query or
     its last 17, and all keys, as in decoding with a cache; and as one of several padded rows, in every causal mode. A
     kernel breaks the rule if it splits keys by the number of queries, keys or sequences, if it counts blocks of keys
-    from the last one or from the buffer's beginning, or if decoding has a formula of its own. The
+    from the last one or from the buffer's beginning, or if decoding has a separate formula. The
     kernels ``causal_conv1d``, ``gated_delta_rule`` and ``state_space_scan`` have no such rule and no such default.
     """
     dtype, (check, layer) = case.values
