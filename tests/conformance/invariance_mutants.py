@@ -6,7 +6,6 @@ Each changes the order of a sum, or a formula, by itself: what a library does di
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from unittest import mock
 
 import torch
@@ -202,15 +201,6 @@ class DecodesByAFormulaOfItsOwn(KernelMutant):
         return (scores.softmax(-1) @ value).to(query.dtype)
 
     attention = attending(operator.__func__)
-
-
-class SumsUpSinksByTheLength(KernelMutant):
-    """Attends with sinks as where no kernel must be company-invariant."""
-
-    rule, says = "invariant-attention", "packed, 8 heads, 2 groups, 64, sinks, float32"
-
-    def attention(self, spec):
-        return attending(None)(self, replace(spec, invariant=False)) if spec.sinks else None
 
 
 def tiled(width):

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.functional import dropout as drop
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -56,7 +55,7 @@ def make_attention(spec: AttentionSpec, operator: Callable[..., Tensor] | None =
     """
     if operator is None:
         operator = invariant.attention if spec.invariant else scaled_dot_product_attention
-    return _Attention(operator, spec.scale, spec.traits.window, operator is invariant.attention)
+    return _Attention(operator, spec.scale, spec.traits.window)
 
 
 def is_causal(call: AttentionCall, kernel: str) -> bool:
@@ -108,7 +107,6 @@ class _Attention:
     operator: Callable[..., Tensor]
     scale: float
     limit: Window | None
-    invariant: bool
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
         causal = is_causal(call, "neutral attention kernel")
@@ -158,9 +156,6 @@ class _Attention:
         """
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         if call.sinks is not None:
-            if self.invariant:
-                attended = _with_sinks_as_keys(query, key, value, restriction, call.sinks, causal, self.scale)
-                return attended.transpose(1, 2)
             return _with_sinks(query, key, value, restriction, call, causal, self.scale).transpose(1, 2)
         visible, blind = (None, None) if restriction is None else restriction
         output = self.operator(
@@ -215,36 +210,4 @@ def _with_sinks(
     sinks = call.sinks.to(precision).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
     weights = torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
     output = drop(weights, call.dropout).to(value.dtype) @ value
-    return output if restriction is None or restriction.blind is None else output.masked_fill(restriction.blind, 0.0)
-
-
-def _with_sinks_as_keys(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    restriction: Restriction | None,
-    sinks: Tensor,
-    causal: bool,
-    scale: float,
-) -> Tensor:
-    """As :func:`_with_sinks`, by company-invariant attention: sinks are the scores of a first key with values of 0.
-
-    All queries see that key. One more entry of queries and keys gives the score.
-    """
-    rows, columns = query.shape[2], key.shape[2]
-    if restriction is not None:
-        visible = restriction.visible
-    else:
-        forbidden = forbidden_pairs(rows, columns, causal, None, query.device)
-        visible = query.new_ones(rows, columns, dtype=torch.bool) if forbidden is None else ~forbidden
-    logits = (sinks.float() / scale).view(1, -1, 1, 1).expand(*query.shape[:3], 1)
-    first = functional.pad(key.new_zeros(*key.shape[:2], 1, key.shape[3], dtype=torch.float32), (0, 1), value=1.0)
-    output = invariant.attention(
-        torch.cat([query.float(), logits], dim=-1),
-        torch.cat([first, functional.pad(key.float(), (0, 1))], dim=2),
-        functional.pad(value.float(), (0, 0, 1, 0)),
-        attn_mask=functional.pad(visible, (1, 0), value=True),
-        scale=scale,
-        enable_gqa=query.shape[1] != key.shape[1],
-    ).to(query.dtype)
     return output if restriction is None or restriction.blind is None else output.masked_fill(restriction.blind, 0.0)

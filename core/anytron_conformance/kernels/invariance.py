@@ -14,8 +14,7 @@ from torch import Tensor
 from anytron.device.platform import Feature
 from anytron.kernels.contract import WITHOUT_INVARIANCE, KernelName, KernelSpec, LogProbSpec
 from anytron_conformance.compare import assert_same_bits
-from anytron_conformance.kernels.attention_calls import Layer, Packing, packed, padded
-from anytron_conformance.kernels.behaviour import SAMPLES, Sample
+from anytron_conformance.kernels.behaviour import SAMPLES
 from anytron_conformance.kernels.comparison import drawn, in_dtypes
 from anytron_conformance.rules import Case, rule
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from anytron.kernels.contract import LogProbKernel
-    from anytron_conformance.kernels.comparison import Comparison
     from anytron_conformance.subject import Subject
 
 NEEDS = (Feature.COMPANY_INVARIANCE,)
@@ -33,15 +31,6 @@ COUNTS = (1, 2, 3, 15, 16, 17, 33, 64, 257)
 """Rows of the other calls."""
 
 
-def _with_sinks(subject: Subject, dtype: torch.dtype) -> tuple[Comparison, Comparison]:
-    layer = Layer(4, 2, sinks=True)
-    packing = Packing((3, 1, 4), gaps=(1, 3, 0))
-    return packed(subject, layer, packing, dtype), padded(subject, layer, (2, 4, 4), dtype, "causal")
-
-
-SINKS = Sample(_with_sinks, (Feature.ATTENTION_SINKS, Feature.THD, Feature.BSHD))
-
-
 @rule(
     "invariant-values",
     "kernels",
@@ -49,7 +38,7 @@ SINKS = Sample(_with_sinks, (Feature.ATTENTION_SINKS, Feature.THD, Feature.BSHD)
     needs=NEEDS,
     cases=in_dtypes(
         (name, sample, sample.needs)
-        for name, sample in (*SAMPLES.items(), ("attention with sinks", SINKS))
+        for name, sample in SAMPLES.items()
         if name not in (KernelName.ADAM.value, *(one.value for one in WITHOUT_INVARIANCE))
     ),
 )

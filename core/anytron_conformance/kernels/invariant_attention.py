@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -31,10 +31,9 @@ LAYERS: Mapping[str, Layer] = MappingProxyType(
         "32 heads, 8 groups, 128": Layer(32, 8, 128, 128),
         "16 heads, 192 and 128": Layer(16, 16, 192, 128),
         "4 heads, 2 groups, 64, window of 100": Layer(4, 2, 64, 64, window=(100, 0)),
-        "8 heads, 2 groups, 64, sinks": Layer(8, 2, 64, 64, sinks=True),
     }
 )
-"""Heads of SmolLM2-135M, of Llama-3-8B and Qwen3-8B, and of DeepSeek-V2-Lite; a layer with a window, one with sinks."""
+"""Heads of SmolLM2-135M, of Llama-3-8B and Qwen3-8B, and of DeepSeek-V2-Lite."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +44,11 @@ class Sequences:
         attend: The kernel.
         own: Queries, keys and values of the sequence: ``[TOKENS, heads, D]``.
         others: The same of 400 tokens of other sequences.
-        sinks: The sinks of the layer, if it has them.
     """
 
     attend: AttentionKernel
-    own: list[Tensor]
-    others: list[Tensor]
-    sinks: Tensor | None
+    own: tuple[Tensor, Tensor, Tensor]
+    others: tuple[Tensor, Tensor, Tensor]
 
     def packed(self, parts: list[tuple[int, int]], gap: int = 0) -> list[Tensor]:
         """Attend in one packed call.
@@ -75,7 +72,7 @@ class Sequences:
             filled = [functional.pad(one, (0, 0, 0, 0, 0, gap), value=7.0) for one in cut]
             buffers.append(functional.pad(torch.cat(filled), (0, 0, 0, 0, 0, gap), value=7.0))
         query, key, value = buffers
-        found = self.attend(query, key, value, replace(packing.call("padding_causal", query.device), sinks=self.sinks))
+        found = self.attend(query, key, value, packing.call("padding_causal", query.device))
         starts = packing.ends(packing.queries)
         return [found[start : start + count] for start, count in zip(starts, packing.queries, strict=False)]
 
@@ -93,7 +90,7 @@ class Sequences:
             mask = (places >= ends[:, None])[:, None, None]
             if mode == "arbitrary":
                 mask = mask | (places > places[:, None])
-        return self.attend(query, key, value, AttentionCall("bshd", mode, mask=mask, sinks=self.sinks))[place, :TOKENS]
+        return self.attend(query, key, value, AttentionCall("bshd", mode, mask=mask))[place, :TOKENS]
 
 
 def _thd(sequences: Sequences) -> None:
@@ -131,7 +128,7 @@ def _bshd(sequences: Sequences) -> None:
     query, key, value = sequences.own
     for count in (64, 150, TOKENS):
         operands = (query[None, count - 1 : count], key[None, :count], value[None, :count])
-        found = sequences.attend(*operands, AttentionCall("bshd", "causal", sinks=sequences.sinks))[0]
+        found = sequences.attend(*operands, AttentionCall("bshd", "causal"))[0]
         words = f"the last of {count} tokens, as the only query of a padded row"
         assert_same_bits(found, whole[count - 1 : count], words)
 
@@ -156,20 +153,16 @@ def attention(subject: Subject, case: Case) -> None:
     It is packed beside other sequences, with and without padding; cut to a prefix; attended with its last query or
     its last 17, and all keys, as in decoding with a cache; and as one of several padded rows, in every causal mode. A
     kernel breaks the rule if it splits keys by the number of queries, keys or sequences, if it counts blocks of keys
-    from the last one or from the buffer's beginning, or if decoding has a separate formula. The
-    kernels ``causal_conv1d``, ``gated_delta_rule`` and ``state_space_scan`` have no such rule and no such default.
+    from the last one or from the buffer's beginning, or if decoding has a separate formula. Layers with sinks have no
+    company-invariant default, nor have ``causal_conv1d``, ``gated_delta_rule`` and ``state_space_scan``: no rule checks
+    them.
     """
     dtype, (check, layer) = case.values
     own, others = (
-        [
-            (operand / factor).to(subject.device, dtype)
-            for name, operand in layer.operands((count,), (count,)).items()
-            if name != "sinks"
-        ]
+        tuple((one / factor).to(subject.device, dtype) for one in layer.operands((count,), (count,)).values())
         for count, factor in ((TOKENS, 2.0), (400, 1.0))
     )
-    sinks = torch.linspace(-1, 2, layer.heads, device=subject.device).to(dtype) if layer.sinks else None
-    check(Sequences(layer.kernel(subject, invariant=True), own, others, sinks))
+    check(Sequences(layer.kernel(subject, invariant=True), own, others))
 
 
 RULES = (attention,)
