@@ -28,7 +28,8 @@ small to large, and the first case that fails is shown. Results of a level mean 
 _LEVELS: dict[Level, str] = {
     "device": "The device runtime, the environment, options and patches. No model, no kernel.",
     "sequences": "Layouts, micro-batches and their scopes, masks, and the conversion of outputs to flat values.",
-    "kernels": "Attention, log-probs and every fused kernel against float64, in values and gradients.",
+    "kernels": "Attention, log-probs and every fused kernel against float64, in values and gradients. Company-"
+    "invariant kernels against themselves, in other calls.",
     "model": "Tiny models of nine families, compared with transformers, and in several layouts.",
     "training": "Recorded trajectories and sampled steps, compared with the platform `cpu`.",
 }

@@ -214,6 +214,11 @@ def replacing(name, function):
     return lambda self, asked: function if asked is name else None
 
 
+class AddsNoBias(KernelMutant):
+    rule, says = "linear", "The output is wrong"
+    fused = replacing(KernelName.LINEAR, lambda x, weight, bias: fused.linear(x, weight, None))
+
+
 class IgnoresEps(KernelMutant):
     rule, says = "rms-norm", "The output is wrong"
     fused = replacing(

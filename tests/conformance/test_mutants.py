@@ -13,13 +13,20 @@ from anytron_conformance.rules import LEVELS, rules_of
 from anytron_conformance.subject import Source, Subject
 from anytron_conformance.worker import check_rule
 from anytron_cpu import CpuPlatform
-from tests.conformance import attention_mutants, device_mutants, kernel_mutants, no_rows_mutants, sequence_mutants
+from tests.conformance import (
+    attention_mutants,
+    device_mutants,
+    invariance_mutants,
+    kernel_mutants,
+    no_rows_mutants,
+    sequence_mutants,
+)
 from tests.conformance.mutant import mutants_of
 from tests.conformance.verified import every_mutant
 from tests.house import ROOT
 from tests.invented_device.faults import FAULTS
 
-MODULES = (device_mutants, sequence_mutants, attention_mutants, kernel_mutants, no_rows_mutants)
+MODULES = (device_mutants, sequence_mutants, attention_mutants, kernel_mutants, no_rows_mutants, invariance_mutants)
 MUTANTS = [mutant for module in MODULES for mutant in mutants_of(module)]
 RANKS = (
     "collective-results",
@@ -49,6 +56,19 @@ def test_it_is_caught(mutant, tmp_path, offer):
 
     assert result.status == "failed"
     assert mutant.says in result.explanation
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [one for one in mutants_of(invariance_mutants) if one.rule in invariance_mutants.RULES_OF_BITS],
+    ids=lambda mutant: mutant.__name__,
+)
+def test_what_depends_on_company_breaks_no_other_rule(mutant, tmp_path):
+    """Its numbers and its gradients are right: only the comparison of bytes finds it."""
+    for method, names in invariance_mutants.RULES_OF_VALUES.items():
+        for name in names if method in vars(mutant) else ():
+            result = result_of(name, mutant(), tmp_path)
+            assert result.status == "passed", result.explanation
 
 
 @pytest.mark.parametrize("name", sorted({mutant.rule for mutant in MUTANTS} - set(RANKS)))

@@ -34,6 +34,7 @@ from tests.conformance import (
     attention_mutants,
     device_mutants,
     engine_mutants,
+    invariance_mutants,
     kernel_mutants,
     lasting_ranks,
     no_rows_mutants,
@@ -60,6 +61,7 @@ WHERE = {
     attention_mutants: ("qwen3", "bshd", "cp2", "mla", "dropout"),
     kernel_mutants: ("qwen3", "tp2", "delta-net", "mla", "moe", "bfloat16"),
     no_rows_mutants: ("cp2", "delta-net"),
+    invariance_mutants: (),  # other bits are no other numbers
     engine_mutants: ("qwen3", "bshd", "tp2", "pp2", "cp2", "moe", "dropout", "critic", "mtp"),
 }
 """The runs in which each kind of mutant has its chance: until one of them has other numbers."""

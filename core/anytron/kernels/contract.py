@@ -134,6 +134,10 @@ class KernelName(str, Enum):
     ADAM = "adam"
 
 
+WITHOUT_INVARIANCE = (KernelName.CAUSAL_CONV1D, KernelName.GATED_DELTA_RULE, KernelName.STATE_SPACE_SCAN)
+"""Kernels of which there is no company-invariant default."""
+
+
 @dataclass(frozen=True)
 class KernelSpec:
     """Properties on which the choice of a fused kernel may depend.

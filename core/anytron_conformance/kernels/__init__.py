@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron_conformance.kernels import attention, behaviour, fused, linear_attention, log_probs, micro_batch, no_rows
+from anytron_conformance.kernels import (
+    attention,
+    behaviour,
+    fused,
+    invariance,
+    invariant_attention,
+    linear_attention,
+    log_probs,
+    micro_batch,
+    no_rows,
+)
 
 if TYPE_CHECKING:
     from anytron_conformance.rules import Rule
@@ -18,4 +28,6 @@ RULES: tuple[Rule, ...] = (
     fused.adam,
     *no_rows.RULES,
     *behaviour.RULES,
+    *invariance.RULES,
+    *invariant_attention.RULES,
 )

@@ -67,13 +67,14 @@ class Layer:
         }
         return tuple(feature for feature, needed in wanted.items() if needed)
 
-    def kernel(self, subject: Subject, dropout: float = 0.0) -> AttentionKernel:
+    def kernel(self, subject: Subject, dropout: float = 0.0, *, invariant: bool = False) -> AttentionKernel:
         """The kernel that a model gets for such a layer, from any plugin."""
         spec = AttentionSpec(
             *(self.heads, self.groups, self.size, self.v_size, SCALE, self.traits),
             dropout=dropout,
             sinks=self.sinks,
             device_type=subject.device.type,
+            invariant=invariant,
         )
         return subject.hooks.attention_kernel(spec)
 

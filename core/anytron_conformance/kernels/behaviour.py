@@ -17,7 +17,15 @@ from anytron.kernels.contract import AttentionCall
 from anytron.kernels.oracles.attention import reference_attention
 from anytron_conformance.kernels.attention_calls import SCALE, Layer, Packing, packed, padded
 from anytron_conformance.kernels.comparison import in_dtypes
-from anytron_conformance.kernels.fused import adam_of, grouped_mm_of, layer_norm_of, rms_norm_of, rope_of, swiglu_of
+from anytron_conformance.kernels.fused import (
+    adam_of,
+    grouped_mm_of,
+    layer_norm_of,
+    linear_of,
+    rms_norm_of,
+    rope_of,
+    swiglu_of,
+)
 from anytron_conformance.kernels.linear_attention import convolution_of, delta_rule_of, scan_of
 from anytron_conformance.kernels.log_probs import Problem
 from anytron_conformance.rules import Broken, Case, rule
@@ -72,6 +80,7 @@ SAMPLES: Mapping[str, Sample] = MappingProxyType(
         "attention in thd": Sample(_packed_attention, (Feature.THD,)),
         "attention in bshd": Sample(_padded_attention, (Feature.BSHD,)),
         "log-probs": Sample(_log_probs),
+        "linear": Sample(lambda subject, dtype: _pair(linear_of, subject, dtype, (3, 8), (2, 3, 8))),
         "rms_norm": Sample(lambda subject, dtype: _pair(rms_norm_of, subject, dtype, (3, 8), (2, 3, 8))),
         "layer_norm": Sample(lambda subject, dtype: _pair(layer_norm_of, subject, dtype, (3, 8), (2, 3, 8))),
         "swiglu": Sample(lambda subject, dtype: _pair(swiglu_of, subject, dtype, (3, 8), (2, 3, 12))),

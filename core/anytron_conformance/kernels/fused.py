@@ -41,6 +41,43 @@ def fused(subject: Subject, name: KernelName, dtype: torch.dtype, **options: Any
     return subject.hooks.fused_kernel(name, KernelSpec(subject.device.type, dtype, options))
 
 
+def linear_of(
+    subject: Subject, dtype: torch.dtype, shape: tuple[int, ...], bias: bool = True, **others: Any
+) -> Comparison:
+    """Return the comparison of ``linear`` with a weight ``[5, K]``, where ``shape`` is that of the input."""
+    kernel = fused(subject, KernelName.LINEAR, dtype)
+    operands = {"input": drawn(*shape), "weight": drawn(5, shape[-1], seed=1)}
+    if bias:
+        operands["bias"] = drawn(5, seed=2)
+
+    def definition(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        product = (x[..., None, :] * weight).sum(-1)
+        return product if bias is None else product + bias
+
+    return Comparison(lambda x, weight, bias=None: kernel(x, weight, bias), definition, operands, dtype, **others)
+
+
+@rule(
+    "linear",
+    "kernels",
+    "linear multiplies rows by a weight and adds the bias, if there is one, in values and gradients.",
+    cases=in_dtypes(
+        (f"{list(shape)}, {name}, {'bias' if bias else 'no bias'}", (shape, lay, bias), ())
+        for shape, name, lay in (
+            ((1, 3), *LAYINGS[0]),
+            ((33, 2, 17), *LAYINGS[0]),
+            ((3, 8), *LAYINGS[1]),
+            ((3, 8), *LAYINGS[2]),
+        )
+        for bias in (True, False)
+    ),
+)
+def linear(subject: Subject, case: Case) -> None:
+    """Multiply rows ``[..., K]``, and compare with float64. The weight is ``[N, K]``; the bias may be None."""
+    dtype, (shape, lay, bias) = case.values
+    linear_of(subject, dtype, shape, bias, lay=lay).hold(subject)
+
+
 def rms_norm_of(
     subject: Subject, dtype: torch.dtype, shape: tuple[int, ...], zero_centered: bool = False, **others: Any
 ) -> Comparison:
@@ -275,7 +312,7 @@ def grouped_mm(subject: Subject, case: Case) -> None:
     grouped_mm_of(subject, dtype, splits, lay=lay).hold(subject)
 
 
-RULES = (rms_norm, layer_norm, swiglu, rope, grouped_mm)
+RULES = (linear, rms_norm, layer_norm, swiglu, rope, grouped_mm)
 
 
 PARAMETER_SHAPES = ((1,), (5,), (3, 7), (2, 1, 129))

@@ -12,7 +12,14 @@ from torch import Tensor
 from anytron.device.platform import Feature
 from anytron_conformance.kernels.attention_calls import Layer, Packing, packed, padded
 from anytron_conformance.kernels.comparison import in_dtypes
-from anytron_conformance.kernels.fused import grouped_mm_of, layer_norm_of, rms_norm_of, rope_of, swiglu_of
+from anytron_conformance.kernels.fused import (
+    grouped_mm_of,
+    layer_norm_of,
+    linear_of,
+    rms_norm_of,
+    rope_of,
+    swiglu_of,
+)
 from anytron_conformance.kernels.linear_attention import convolution_of, delta_rule_of, scan_of
 from anytron_conformance.kernels.log_probs import Problem
 from anytron_conformance.rules import Case, rule
@@ -87,6 +94,7 @@ _OTHERS: tuple[_Named, ...] = (
         Nothing(lambda subject, dtype: Problem((-100, -1)).compared(subject, dtype), (2,), 2),
         (),
     ),
+    ("linear", Nothing(lambda subject, dtype: linear_of(subject, dtype, (0, 8)), (0, 5)), ()),
     ("rms_norm", Nothing(lambda subject, dtype: rms_norm_of(subject, dtype, (0, 8)), (0, 8)), ()),
     (
         "rms_norm, heads, zero-centred",

@@ -81,8 +81,11 @@ class BasaltPlatform(Platform):
         return [Decision("tile", str(self.options.tile), reason)]
 
     def limits(self) -> list[Limit]:
-        """Return what the simulator lacks: a device's memory and arithmetic. For a real device, return no limits."""
-        return [Limit(Feature.OWN_DEVICE, "the simulator computes on the host's processor")]
+        """Return what Basalt's kernels lack, and what the simulator lacks: a device's own memory and arithmetic."""
+        return [
+            Limit(Feature.OWN_DEVICE, "the simulator computes on the host's processor"),
+            Limit(Feature.COMPANY_INVARIANCE, "its sums depend on lengths, and no other kernel knows its mode"),
+        ]
 
     def layout_constraints(self, request: LayoutRequest) -> LayoutConstraints:
         """Pad each sequence to whole tiles."""

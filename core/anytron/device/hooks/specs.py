@@ -175,8 +175,11 @@ def attention_kernel(spec: AttentionSpec) -> AttentionKernel | None:
     Called: once per attention layer when the model is built; the kernel is then called
     directly.
 
-    Returns: a callable as :class:`anytron.kernels.contract.AttentionKernel` describes it, or None. A kernel for a
-        spec with ``invariant`` has an attribute ``invariant``, which is True; so have other kernels.
+    Returns: a callable as :class:`anytron.kernels.contract.AttentionKernel` describes it, or None. Runs with
+    ``engine.on_policy=bitwise`` ask with ``spec.invariant``. Then the kernel must be company-invariant: the bits of a
+    row's result do not depend on what else is in the call. It must say so by an attribute ``invariant`` that is True; a
+    kernel without it is an error, and None means that the next plugin is asked. The rules ``invariant-...`` of
+    ``anytron conformance`` check it. A platform whose device cannot compute so has a limit ``company-invariance``.
     """
 
 
@@ -188,7 +191,9 @@ def fused_kernel(name: KernelName, spec: KernelSpec) -> Callable[..., Any] | Non
 
     Returns: a callable with the signature of the kernel's neutral default in ``anytron.kernels.fused``
     (listed below), or None. This and other kernels may have an attribute ``description``, which says which
-    implementation is used and why no faster one is: it is logged once, and recorded in ``patches.json``.
+    implementation is used and why no faster one is: it is logged once, and recorded in ``patches.json``. With
+    ``spec.invariant`` the kernel has the attribute ``invariant``, as that of ``attention_kernel``; ``adam`` has no rows
+    and is never asked for it.
     """
 
 
@@ -198,5 +203,6 @@ def log_prob_kernel(spec: LogProbSpec) -> LogProbKernel | None:
 
     Called: once per model when the engine is built.
 
-    Returns: a callable as :class:`anytron.kernels.contract.LogProbKernel` describes it, or None.
+    Returns: a callable as :class:`anytron.kernels.contract.LogProbKernel` describes it, or None. With
+    ``spec.invariant`` the kernel has the attribute ``invariant``, as that of ``attention_kernel``.
     """

@@ -11,13 +11,15 @@ from anytron.base.errors import AnytronError
 from anytron.base.results import Result, of_error
 from anytron.device.loading.neutral import NeutralDefaults
 from anytron.device.platform import Feature
+from anytron.kernels.contract import WITHOUT_INVARIANCE, KernelName
 from anytron.proof.doctor.live import ProbeError
 from anytron.proof.planning import make_plan
 from anytron.run.preflight.limits import asked_by_model, declared_limits
 from anytron.workers.engines.estimates import DeviceMemory, readable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+    from typing import Any
 
     from anytron.base.results import Status
     from anytron.proof.doctor.live import Live
@@ -92,6 +94,8 @@ def examine_kernels(subject: Subject, live: Live) -> Iterator[Result]:
             yield Result(name, "warning", f"from '{row['supplier']}': {what}", fix)
         else:
             yield Result(name, "passed", f"from '{row['supplier']}': {what}")
+    if subject.run is not None and subject.run.engine.on_policy == "bitwise":
+        yield _company_invariance(subject, answer["kernels"])
     for kernel, error in answer["errors"].items():
         name = f"kernels.{kernel.removeprefix('fused_kernel ')}"
         yield Result(
@@ -100,6 +104,20 @@ def examine_kernels(subject: Subject, live: Live) -> Iterator[Result]:
             f"the plugins cannot supply it: {error}",
             "disable the plugin (ANYTRON_DISABLE_PLUGINS=NAME), or report the error to its authors",
         )
+
+
+def _company_invariance(subject: Subject, kernels: Mapping[str, Any]) -> Result:
+    """Say which kernels are company-invariant; one that does not say so is an error of its own."""
+    name, platform = "kernels.company-invariance", subject.opened.platform
+    reason = declared_limits(platform, subject.opened.hooks).get(Feature.COMPANY_INVARIANCE)
+    if reason is not None:
+        fix = "set engine.on_policy=close, or use another platform"
+        return Result(name, "failed", f"the platform {platform.name} has none: {reason}", fix)
+    without = {f"fused_kernel {one.value}" for one in (*WITHOUT_INVARIANCE, KernelName.ADAM)}
+    own = [one for one, row in kernels.items() if row["supplier"] != NeutralDefaults.name and one not in without]
+    detail = f"of plugins: {', '.join(own) or 'none'}; plain torch: the others"
+    lacking = ", ".join(one.value for one in WITHOUT_INVARIANCE)
+    return Result(name, "passed", f"{detail}, but {lacking}, which depend on what else is in the call")
 
 
 def examine_operators(subject: Subject, live: Live) -> Iterator[Result]:

@@ -48,6 +48,7 @@ def _bench(start: dict[str, Any]) -> Bench:
     run = None if start["run"] is None else RunConfig.model_validate(start["run"])
     process = ProcessInfo("trainer", world_size=1 if run is None else run.parallel.world_size)
     session = open_process(process, run or default_run(), platform=start["platform"], engine=start["engine"])
+    session.hooks.invariant = run is not None and run.engine.on_policy == "bitwise"
 
     from anytron.proof.doctor.probes import Bench  # torch: only when the environment is set
 

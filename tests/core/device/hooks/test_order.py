@@ -13,7 +13,7 @@ from anytron.device.hooks.facade import Hooks
 from anytron.device.hooks.registry import Precedence, read_member
 from anytron.device.loading import hooks_of
 from anytron.device.loading.neutral import NeutralDefaults
-from anytron.kernels.contract import KernelName, LogProbSpec
+from anytron.kernels.contract import KernelName, KernelSpec, LogProbSpec
 
 SPEC = LogProbSpec(16, 1, 64)
 
@@ -75,9 +75,9 @@ def test_implementations_take_any_subset_of_the_arguments_in_any_order():
         def attention_kernel(self):
             return lambda: "no argument"
 
-    hooks = hooks_of(Chip())
-    assert hooks.fused_kernel(KernelName.SWIGLU, "spec")() == (KernelName.SWIGLU, "spec")
-    assert hooks.attention_kernel(None)() == "no argument"
+    hooks, spec = hooks_of(Chip()), KernelSpec("cpu")
+    assert hooks.fused_kernel(KernelName.SWIGLU, spec)() == (KernelName.SWIGLU, spec)
+    assert hooks.attention_kernel(spec)() == "no argument"
 
 
 def test_a_call_costs_at_most_two_microseconds_more_than_a_direct_one():

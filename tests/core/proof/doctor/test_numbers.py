@@ -1,8 +1,11 @@
 """Broken kernels are found on the live device, in a process of its own, and named with their supplier."""
 
+from dataclasses import replace
+
 import pytest
 
 from anytron.base.results import Result
+from anytron.config.schema import default_run
 from anytron.proof.doctor import devices, examination, live
 from anytron.proof.doctor.subject import look
 from tests import packed_platform
@@ -69,6 +72,44 @@ def test_right_kernels_pass_and_are_named_with_their_reason(site, monkeypatch):
     assert all("of 'saboteur'" in found[f"numbers.{probe}"].detail for probe in PROBES)
     assert found["kernels.log_prob_kernel"].detail == "from 'saboteur': acme (not fast: it is a test)"
     assert found["kernels.rms_norm"].detail == "from 'neutral-default': plain torch"
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_kernels_of_a_run_to_the_bit_are_asked_to_be_company_invariant(site, monkeypatch, says):
+    told = ["ours.invariant = log_probs.invariant = True"] if says else []
+    site.extension("plain", "\n".join([COMPANY, *told]))
+    monkeypatch.setenv("ANYTRON_PLATFORM", "cpu")
+    subject = replace(look(None, ()), run=default_run({"engine": {"on_policy": "bitwise"}}))
+    with live.Live(subject) as process:
+        found = by_name(devices.examine_kernels(subject, process))
+    asked = {found[f"kernels.{name}"].status for name in ("linear", "log_prob_kernel", "rms_norm")}
+    assert asked == ({"passed"} if says else {"failed", "passed"})
+    if says:
+        detail = found["kernels.company-invariance"].detail
+        assert detail.startswith("of plugins: fused_kernel linear, log_prob_kernel; plain torch: the others, but ")
+    else:
+        assert "its attribute invariant is True" in found["kernels.linear"].detail
+        assert "its attribute invariant is True" in found["kernels.log_prob_kernel"].detail
+
+
+COMPANY = """
+from anytron import hookimpl
+
+def ours(x, weight, bias):
+    return x
+
+def log_probs(hidden, weight, labels, temperature, group):
+    return hidden
+
+class Plugin:
+    @hookimpl
+    def fused_kernel(self, name):
+        return ours if name.value == "linear" else None
+
+    @hookimpl
+    def log_prob_kernel(self):
+        return log_probs
+"""
 
 
 PARTIAL = """

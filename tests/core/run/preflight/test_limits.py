@@ -24,6 +24,7 @@ ASKING = {
     Feature.BFLOAT16: ("model.dtype", {"model": model(dtype="bfloat16")}),
     Feature.CONTEXT_PARALLEL: ("parallel.context_parallel_size", {"parallel": {"context_parallel_size": 2}}),
     Feature.RECOMPUTE: ("engine.recompute", {"engine": {"recompute": "full"}}),
+    Feature.COMPANY_INVARIANCE: ("engine.on_policy", {"engine": {"on_policy": "bitwise"}}),
     Feature.LATENT_ATTENTION: ("model.config", {"model": model(kv_lora_rank=4)}),
     Feature.MIXTURE_OF_EXPERTS: ("model.config", {"model": model(num_experts=4)}),
     Feature.LINEAR_ATTENTION: ("model.config", {"model": model(layer_types=["linear_attention"])}),
