@@ -95,6 +95,8 @@ class PolicyRollout:
         tokens = torch.nn.utils.rnn.pad_sequence(batch.tokens.split(batch.lengths.tolist()), batch_first=True)
         columns = tokens.shape[1] - 1
         prefilled = int((batch.lengths - batch.response_counts).min()) - 1
+        if prefilled == -(-len(tokens) // self._sizes.pipeline):
+            prefilled -= 1  # as many columns as rows: the tracer could not tell them apart
         log_probs = torch.zeros(tokens.shape)
         last = False
         with self._generating(), tracer.tracing_generation(prefilled):

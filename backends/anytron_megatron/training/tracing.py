@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from anytron_megatron.training.micro_batch import BatchPreparer, PreparedBatch
     from anytron_megatron.training.schedule import ModelChunk
 
-_EXPERTS = re.compile(r"(^|\.)experts(\.|$)")
-"""Modules whose rows are sorted by expert: they are not traced."""
+_LEFT_OUT = re.compile(r"(^|\.)(experts(\.|$)|embedding\.)")
+"""Modules that are not traced: rows of experts are sorted by expert, and parts of the embedding have the sequences in
+the first dimension, so that as many sequences as columns would be taken for each other."""
 _WHOLE_NUMBERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _LAST = 1 << 30
 """Place of the log-probs in the order of the pipeline's stages."""
@@ -225,7 +226,7 @@ def _traced_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             numbers[name] = re.sub(r"\d+$", str(number - 1), name)
     for name, module in model.named_modules():
         head = isinstance(getattr(getattr(module, "forward", None), "__self__", None), TokenScoreHead)
-        if not name or head or _EXPERTS.search(name):
+        if not name or head or _LEFT_OUT.search(name):
             continue
         layer = next((one for one in numbers if name == one or name.startswith(f"{one}.")), "")
         yield numbers.get(layer, "") + name[len(layer) :], module
