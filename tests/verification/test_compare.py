@@ -41,12 +41,14 @@ def moved(module, args, output):
 
 
 def misled(original):
+    from megatron.core.transformer.transformer_layer import TransformerLayer
+
     def policy(self, *arguments):
         chunks = original(self, *arguments)
         for chunk in chunks:
-            for name, module in chunk.module.named_modules():
-                if name.endswith({module!r}):
-                    module.register_forward_hook(moved)
+            for layer in chunk.module.modules():
+                if isinstance(layer, TransformerLayer) and layer.layer_number == {layer}:  # counted from 1
+                    layer.self_attention.q_layernorm.register_forward_hook(moved)
         return chunks
     return policy
 
@@ -60,9 +62,9 @@ class Sabotage:
 
     @hookimpl
     def patch_model(self, phase, context):
-        if phase is not Phase.BEFORE_BUILD or context.role != "trainer" or not {module!r}:
+        if phase is not Phase.BEFORE_BUILD or context.role != "trainer" or not {layer}:
             return []
-        return [Patch(id="sabotage.module", owner="sabotage", phase=phase, reason="a test",
+        return [Patch(id="sabotage.layer", owner="sabotage", phase=phase, reason="a test",
                       target="anytron_megatron.building:ModelBuilder.policy", replacement="sabotage:misled")]
 """
 
@@ -71,8 +73,8 @@ class Sabotage:
 def install(tmp_path):
     """Write an extension with a saboteur; give the environment in which it is installed."""
 
-    def write(*, linear: bool = False, module: str = "") -> dict[str, str]:
-        (tmp_path / "sabotage.py").write_text(PLUGIN.format(linear=linear, module=module))
+    def write(*, linear: bool = False, layer: int = 0) -> dict[str, str]:
+        (tmp_path / "sabotage.py").write_text(PLUGIN.format(linear=linear, layer=layer))
         metadata = tmp_path / "sabotage-1.0.dist-info"
         metadata.mkdir()
         (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: sabotage\nVersion: 1.0\n")
@@ -116,23 +118,20 @@ def test_where_bits_may_differ_the_command_says_where_they_do():
     assert all("layers.0." in result["notes"]["module"] for result in results[1:])
 
 
-@pytest.mark.parametrize(
-    ("layout", "sabotaged", "named"),
-    [
-        ("parallel.tensor_model_parallel_size=1", "layers.1.{}", "decoder.layers.1.{}"),
-        ("parallel.tensor_model_parallel_size=2", "layers.1.{}", "decoder.layers.1.{}"),
-        # Each stage has a layer 0 of its own: the first stage's is named, which computes first.
-        ("parallel.pipeline_model_parallel_size=2", "layers.0.{}", "decoder.layers.0.{}"),
-    ],
-)
-def test_the_first_module_is_named(install, layout, sabotaged, named):
-    module = "self_attention.q_layernorm"
-    environment = install(module=sabotaged.format(module))
-    code, results = compared(str(EXAMPLE), *ON_THE_RANKS, layout, environment=environment)
+@pytest.mark.parametrize("split", ["tensor", "pipeline"])
+def test_the_first_module_is_named_with_its_layer_in_the_whole_model(install, split):
+    code, results = compared(
+        str(EXAMPLE),
+        *ON_THE_RANKS,
+        f"parallel.{split}_model_parallel_size=2",
+        environment=install(layer=2),
+    )
     assert code == 1
     assert [result["status"] for result in results] == ["failed"] * 3
     for result in results[1:]:
-        assert (result["notes"]["module"], result["notes"]["tensor"]) == (named.format(module), "output")
+        assert result["notes"]["module"] == "decoder.layers.1.self_attention.q_layernorm"
+        assert result["notes"]["tensor"] == "output"
+        assert "first in layer 1: output of decoder.layers.1." in result["detail"]
         assert result["difference"] > 0
 
 

@@ -175,7 +175,7 @@ class Tracer:
         key = (name, kind)
         if key not in self._found:
             nothing = torch.zeros(self._tokens, dtype=torch.int64)
-            self._found[key] = TracedTensor(name, kind, stage, nothing, nothing.bool())
+            self._found[key] = TracedTensor(name, kind, stage, rows.shape[1], nothing, nothing.bool())
         self._found[key].digests[tokens] = digest(rows).cpu()
         self._found[key].computed[tokens] = True
         if key == self._rows_of:

@@ -29,6 +29,7 @@ class TracedTensor:
         kind: Which tensor: ``input`` or :data:`OUTPUT`, with a number from the second on, and with the call if the
             module is called several times in a pass.
         stage: Place of the model's part in the order of computation.
+        width: Number of entries of a row.
         digests: int64 ``[T]``, equal for two tokens if their rows are equal to the bit.
         computed: bool ``[T]``, True = this rank computed the token's row in this pass.
     """
@@ -36,6 +37,7 @@ class TracedTensor:
     name: str
     kind: str
     stage: int
+    width: int
     digests: Tensor
     computed: Tensor
 
