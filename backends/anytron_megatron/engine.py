@@ -29,6 +29,7 @@ from anytron_megatron.training.inspection import named_gradients
 from anytron_megatron.training.memory import Offload, release_memory
 from anytron_megatron.training.mtp import MultiTokenPrediction
 from anytron_megatron.training.schedule import forward
+from anytron_megatron.training.tracing import trace_training
 from anytron_megatron.training.trained_model import DataParallel, TrainedModel
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from anytron.sequences.batch import RaggedBatch, TokenOutputs
     from anytron.workers.engines.context import EngineContext
     from anytron.workers.engines.rollout_engine import GenerationRequest, Response
+    from anytron.workers.engines.tracing import Trace, Way
     from anytron.workers.engines.training_engine import (
         Additions,
         Conformance,
@@ -235,6 +237,15 @@ class MegatronEngine:
         """Do one optimizer update of the critic."""
         self._offload.end()
         return self._the_critic("update_critic").update(micro_batches, loss)
+
+    def trace(self, micro_batches: Sequence[RaggedBatch], way: Way, rows_of: tuple[str, str] | None = None) -> Trace:
+        """Score response tokens and trace every module of the policy, in one of two ways."""
+        self._offload.end()
+        if way == "generation":
+            return self._the_rollout("trace").trace(micro_batches[0], rows_of)
+        return trace_training(
+            self._policy, micro_batches, self._preparer, rows_of, self.topology().micro_batch_multiple
+        )
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests for responses of the policy."""

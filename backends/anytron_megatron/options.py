@@ -161,6 +161,7 @@ MEGATRON = EngineInfo(
             "observation",
             "gradients",
             "inspection",
+            "tracing",
             "offload",
             "routing",
             "language_part",

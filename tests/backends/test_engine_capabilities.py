@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from anytron.base.components import EngineInfo
-from anytron.workers.engines import rollout_engine, training_engine
+from anytron.workers.engines import rollout_engine, tracing, training_engine
 from anytron_megatron.options import MEGATRON, MEGATRON_ROLLOUT
 from anytron_rollout.options import TRANSFORMERS
 from anytron_vllm.options import VLLM
@@ -19,6 +19,7 @@ TRAINING = {
     "observation": training_engine.ObservableEngine,
     "gradients": training_engine.DifferentiableEngine,
     "inspection": training_engine.InspectableEngine,
+    "tracing": tracing.TraceableEngine,
     "offload": training_engine.OffloadingEngine,
 }
 ROLLOUT = {

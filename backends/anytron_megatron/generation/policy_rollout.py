@@ -13,13 +13,18 @@ from anytron_megatron.generation.cache import Cache, without_sequence_parallel
 from anytron_megatron.generation.rows import Rows
 from anytron_megatron.training import parallel
 from anytron_megatron.training.heads import TokenScoreHead
+from anytron_megatron.training.tracing import Tracer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from torch import Tensor
+
     from anytron.base.traits import ParallelSizes
     from anytron.config.schema import RunConfig
+    from anytron.sequences.batch import RaggedBatch
     from anytron.workers.engines.rollout_engine import GenerationRequest, Response
+    from anytron.workers.engines.tracing import Trace
     from anytron_megatron.training.micro_batch import BatchPreparer
     from anytron_megatron.training.schedule import ModelChunk
 
@@ -80,6 +85,41 @@ class PolicyRollout:
         with self._generating():
             responses = self._generate(share, version)
         return list(zip([request.id for request in share], responses, strict=True)) if place.reports else []
+
+    def trace(self, batch: RaggedBatch, rows_of: tuple[str, str] | None) -> Trace:
+        """Feed given sequences token by token, as if their responses were drawn, and trace every module.
+
+        The arguments are as in :meth:`TraceableEngine.trace`; all replicas get the same sequences.
+        """
+        tracer = Tracer(self._chunks, [batch], rows_of)
+        tokens = torch.nn.utils.rnn.pad_sequence(batch.tokens.split(batch.lengths.tolist()), batch_first=True)
+        columns = tokens.shape[1] - 1
+        prefilled = int((batch.lengths - batch.response_counts).min()) - 1
+        if prefilled == -(-len(tokens) // self._sizes.pipeline):
+            prefilled -= 1  # as many columns as rows: the tracer could not tell them apart
+        log_probs = torch.zeros(tokens.shape)
+        last = False
+        with self._generating(), tracer.tracing_generation(prefilled):
+            cache = self._new_cache(len(tokens), columns)
+            if prefilled > 0:
+                cache.prefill(tokens[:, :prefilled])
+            for column in range(max(prefilled, 0), columns):
+                logits = cache.step(tokens[:, column])
+                drawn = tokens[:, column + 1].to(self._preparer.device)
+                if logits is not None:
+                    last = True
+                    log_probs[:, column + 1] = self._log_probs(logits, drawn, batch.temperature).cpu()
+        if last:
+            inside = torch.arange(tokens.shape[1]) < batch.lengths[:, None]
+            tracer.add_log_probs(log_probs[inside], batch.response_mask)
+        return tracer.trace()
+
+    def _log_probs(self, logits: Tensor, drawn: Tensor, temperature: float) -> Tensor:
+        head = self._chunks[-1].head
+        if self._bitwise and isinstance(head, TokenScoreHead):
+            return head.drawn(drawn, temperature)
+        scores = torch.log_softmax(logits[:, : self._vocab_size] / temperature, dim=-1)  # as TokenDraws
+        return scores.gather(-1, drawn[:, None])[:, 0]
 
     @contextlib.contextmanager
     def _generating(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from anytron.algorithms.bitwise import require_equal
 from anytron.algorithms.contract import LossOutputs, PolicyTokens, TokenLosses, required
 from anytron.algorithms.importance import correct
 from anytron.algorithms.kl import KL_ESTIMATORS
@@ -39,9 +40,12 @@ class PolicyLoss:
 
     Attributes:
         algorithm: Section ``algorithm`` of the configuration.
+        bitwise: The run's configuration file if old log-probs must be equal to the rollout's to the bit
+            (:func:`anytron.algorithms.bitwise.require_equal`); empty = they may differ.
     """
 
     algorithm: AlgorithmSection
+    bitwise: str = ""
 
     def __call__(self, outputs: TokenOutputs, batch: RaggedBatch) -> LossOutputs:
         """Compute one micro-batch's part of the loss.
@@ -53,11 +57,16 @@ class PolicyLoss:
 
         Raises:
             DataError: A field that the loss needs is missing, or a user's function raises or returns an invalid value.
+            EngineError: Log-probs must be equal to the rollout's, and are not.
         """
         algorithm = self.algorithm
         weights = required(batch.loss_weights, "loss_weights", OWNER)
         shares = required(batch.token_shares, "token_shares", OWNER)
         tokens = policy_tokens(outputs, batch)
+        mismatch = None
+        if self.bitwise:
+            required(batch.rollout_log_probs, "rollout_log_probs", OWNER)
+            mismatch = require_equal(tokens, batch, self.bitwise)
         found = self._per_token(tokens)
         # Outside of responses a user's function may give infinity, and that times a weight of 0 is NaN.
         losses = torch.where(batch.response_mask, found.per_token, 0.0)
@@ -89,6 +98,8 @@ class PolicyLoss:
         if tokens.rollout_log_probs is not None:
             difference = (tokens.old_log_probs - tokens.rollout_log_probs).abs()
             metrics["rollout/log_prob_abs_diff"] = torch.sum(shares * difference)
+        if mismatch is not None:
+            metrics["policy/rollout_mismatch"] = torch.sum(shares * mismatch)
         return LossOutputs(loss=loss, metrics={name: value.detach() for name, value in metrics.items()})
 
     def _per_token(self, tokens: PolicyTokens) -> TokenLosses:

@@ -37,6 +37,7 @@ Capability = Literal[
     "observation",
     "gradients",
     "inspection",
+    "tracing",
     "comparison",
     "offload",
     "sleep",

@@ -73,6 +73,34 @@ def verify(
         raise typer.Exit(1)
 
 
+def compare(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help=f"Print one object: {{kernels, on_policy, sequences, tokens, {RESULTS}}}."),
+    ] = False,
+) -> None:
+    """Find the first operation whose bits depend on how a token is computed.
+
+    A few responses to the run's prompts are sampled with the initial weights. The training ranks compute the same
+    tokens in several ways: all sequences together, each sequence alone, and, with rollout.engine=megatron, token by
+    token as in generation. What each module computes for each token is compared to the bit. The output names the first
+    module that differs, its layer, the first such token and both numbers, in the order of computation, inner modules
+    before outer ones. Modules that have no row for each token, such as sorted experts, are left out. With another
+    rollout engine, its log-probs are compared with those of training.
+
+    With engine.on_policy=bitwise the exit status is 1 if anything differs; otherwise the output shows where.
+
+    Example: anytron compare examples/grpo_sort.yaml engine.on_policy=bitwise rollout.engine=megatron
+    """
+    from anytron.cli.checks import run_comparison
+
+    handle_signals()
+    if not run_comparison(config, overrides or [], as_json=as_json):
+        raise typer.Exit(1)
+
+
 def conformance(
     platform: Annotated[str, typer.Argument(metavar="NAME", help="A platform, as in platform.name.")],
     options: Annotated[

@@ -1,4 +1,4 @@
-"""``anytron doctor`` and ``anytron verify``: make checks, and print their results.
+"""``anytron doctor``, ``anytron verify`` and ``anytron compare``: make checks, and print their results.
 
 Standard output has tables and the suppliers of the kernels, or one JSON object; progress goes to stderr.
 """
@@ -16,13 +16,14 @@ from rich.text import Text
 
 from anytron.base.components import EXECUTORS, VERIFICATIONS, component_names, load_component
 from anytron.base.errors import ConfigError
+from anytron.base.files import WEIGHTS, PrivateDirectory
 from anytron.base.results import STATUSES
 from anytron.cli.output import ScratchDirectory, error_console, kernels_line, print_table
 from anytron.config.diagnostics import refuse
 from anytron.config.options import chosen_engines
 from anytron.proof.checks import Report, Watcher
 from anytron.proof.doctor.examination import examine
-from anytron.run.preflight.capabilities import verification_diagnostics
+from anytron.run.preflight.capabilities import comparison_diagnostics, verification_diagnostics
 from anytron.run.preflight.open_run import open_run
 
 if TYPE_CHECKING:
@@ -196,6 +197,45 @@ def run_verification(path: Path, overrides: Sequence[str], *, shrink: bool = Fal
             verdict = [] if shrunk is None else [shrunk.verdict(passed=passed)]
             print("".join(f"{line}\n" for line in [*verdict, *proposal]), end="")
         return passed
+
+
+def run_comparison(path: Path, overrides: Sequence[str], *, as_json: bool) -> bool:
+    """Make the comparisons of ``anytron compare`` for a run, and print their results.
+
+    Nothing is written into ``trainer.output_dir``; logs of the processes are kept if a comparison fails.
+
+    Args:
+        path: The run's configuration.
+        overrides: Overrides of the configuration.
+        as_json: Print JSON.
+
+    Returns:
+        Whether no bits differ, or they may.
+
+    Raises:
+        AnytronError: The configuration, the data or the machine does not allow the run.
+    """
+    notes = error_console()
+    with ScratchDirectory("compare", notes) as scratch:
+        run = open_run(path, overrides)
+        for line in run.lines:
+            notes.print(line)
+        refuse([*run.diagnostics, *comparison_diagnostics(run.config)])
+        executor_class = load_component(EXECUTORS, run.config.executor.kind, "executor.kind")
+
+        # torch: only when nothing has been found wrong so far
+        from anytron.proof.comparing import CHECKS, compare
+
+        trainer = run.config.trainer.model_copy(update={"output_dir": str(scratch.path)})
+        config = run.config.model_copy(update={"trainer": trainer})
+        with (
+            PrivateDirectory(WEIGHTS) as exchange,
+            progress_of(notes, {}, as_json=as_json) as watcher,
+            executor_class(config, run.session) as executor,
+        ):
+            watcher.expects(len(CHECKS))
+            report = compare(config, executor, exchange.path, watcher)
+        return _shown(report, scratch, as_json=as_json)
 
 
 def _proposal(config: RunConfig, report: Report) -> list[str]:

@@ -52,6 +52,7 @@ def _options(
 # In the order of ``anytron --help``.
 app.command()(run_commands.train)
 app.command(short_help="Check that a model is computed correctly on this machine.")(check_commands.verify)
+app.command(short_help="Find where training's and the rollout's bits part.")(check_commands.compare)
 app.command(short_help="Check a platform against the contract.")(check_commands.conformance)
 app.command(short_help="Write one HTML file about one or several runs.")(run_commands.report)
 app.command(short_help="Show a run live in the terminal.")(run_commands.watch)

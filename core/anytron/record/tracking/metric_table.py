@@ -170,6 +170,13 @@ METRICS = (
         "response tokens whose weight was clipped; they keep their gradient",
         "`algorithm.loss` is `cispo`",
     ),
+    Metric(
+        "policy/rollout_mismatch",
+        "fraction",
+        "response tokens whose log-prob in training is not the rollout's to the bit: 0, because another value ends the "
+        "run",
+        "`engine.on_policy` is `bitwise`",
+    ),
     Metric("kl/coefficient", "", "the coefficient of the KL penalty in this step", "`algorithm.kl_target`"),
     Metric(
         "rollout/log_prob_abs_diff",

@@ -213,6 +213,15 @@ def replay_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
     yield from _lacking(config, "engine", "inspection", "engine.name", "inspect an update", fix)
 
 
+def comparison_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
+    """Find why ``anytron compare`` has nothing to compare, or a training engine that it cannot look into."""
+    if config.supervised:
+        message = "the run has no rollout whose bits could be compared with training's"
+        yield Diagnostic("error", "algorithm.name", message, "compare a run of reinforcement learning")
+    fix = "use an engine that can: set engine.name=megatron engine.options={}"
+    yield from _lacking(config, "engine", "tracing", "engine.name", "trace its modules", fix)
+
+
 def _lacking(
     config: RunConfig,
     section: str,

@@ -244,6 +244,7 @@ class _Learner:
         self._plan = UpdatePlan.from_config(config, trainer.topology[0])
         self._guarded = GuardedUpdates(trainer, self._plan, config, frame.directory, after=after)
         self._value_loss = None if config.critic is None else ValueLoss(config.critic.clip_value)
+        self._bitwise = str(frame.directory / "config.yaml") if config.engine.on_policy == "bitwise" else ""
 
     def updates_policy(self, step: int) -> bool:
         """Whether a step updates the policy: not in the critic's warm-up."""
@@ -267,7 +268,7 @@ class _Learner:
 
     def update(self, batch: RaggedBatch, algorithm: AlgorithmSection, step: int) -> list[dict[str, float]]:
         """Update critic and policy with every mini-batch; return the metrics of each update."""
-        loss, outcomes = PolicyLoss(algorithm), []
+        loss, outcomes = PolicyLoss(algorithm, self._bitwise), []
         mini_batches = self._plan.mini_batches(batch, derive_seed(self._config.trainer.seed, "mini-batches", step))
         for place, mini_batch in enumerate(mini_batches, start=1):
             outcome: dict[str, float] = {}
