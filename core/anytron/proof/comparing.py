@@ -15,7 +15,7 @@ import torch
 
 from anytron.base.results import Result
 from anytron.proof.checks import Check, Inapplicable, Report, make
-from anytron.proof.verification.engines import plan_of, sample_trajectories
+from anytron.proof.verification.engines import draw_prompts, plan_of, sample_trajectories
 from anytron.run.preflight.capabilities import generates_in_training
 from anytron.run.preflight.prepare import prepare
 from anytron.run.trainer.models import write_random_model
@@ -63,7 +63,7 @@ def compare(config: RunConfig, executor: Executor, exchange: Path, watcher: Watc
     transfer = WeightsInPlace() if own else WeightTransfer.from_config(config, executor, exchange, lambda _: None)
     rollout.load_weights(transfer.of(trainer, compared=False))
     watcher.begins("sampling responses")
-    batch = sample_trajectories(config, prepared, rollout).batch
+    batch = sample_trajectories(config, prepared, rollout, draw_prompts(config, prepared)).batch
     subject = _Subject(config, trainer, batch)
     results = [*make(CHECKS, lambda check: check.results(subject, check.name), watcher)]
     facts = {
