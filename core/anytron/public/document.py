@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from anytron.base.lazy import homes
 from anytron.device.platform import API_VERSION
+from anytron.device.stack import open_device_stack
 from anytron.public import MODULES
 
 if TYPE_CHECKING:
@@ -273,4 +274,6 @@ def _anchor(heading: str) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(render(), encoding="utf-8")
+    with open_device_stack("cpu"):  # some names import Megatron, which without Triton is imported in the stack only
+        PAGE = render()
+    Path(sys.argv[1]).write_text(PAGE, encoding="utf-8")

@@ -5,17 +5,22 @@ import os
 import subprocess
 import sys
 from importlib.metadata import version
+from importlib.util import find_spec
 
 import pytest
 
+from anytron.device.patches.plan import in_range
 from anytron_megatron import launch
+
+MEGATRON = version("megatron-core")
+ASKS_NVCC = in_range(MEGATRON, "<0.17")
+HAS_TRAINING = in_range(MEGATRON, ">=0.17")
+"""Whether ``megatron.training`` is in the package megatron-core, not only in checkouts."""
 
 SCRIPT = r"""
 import json, sys
 import torch
-from megatron.legacy import fused_kernels
 from megatron.training.initialize import initialize_megatron
-fused_kernels.load(None)
 found = {"name": __name__, "argv": sys.argv, "path": sys.path[0], "initialized": initialize_megatron()}
 found["device"] = str(torch.ones(1).cuda().device)
 if __name__ == "__main__":
@@ -35,16 +40,24 @@ if __name__ == "__main__":
 """
 
 
+ASKING = "from megatron.legacy import fused_kernels\nfused_kernels.load(None)\n"
+"""What scripts do before 0.17."""
+
+
 @pytest.fixture
 def checkout(tmp_path):
     """A checkout with the functions of Megatron-LM that are patched, each of which fails without the patch."""
     files = {
         "megatron/training/__init__.py": "",
         "megatron/training/initialize.py": "def initialize_megatron(allow_no_cuda=False):\n    return allow_no_cuda\n",
-        "megatron/legacy/__init__.py": "",
-        "megatron/legacy/fused_kernels/__init__.py": "def load(args):\n    raise OSError('nvcc')\n",
         "pretrain.py": SCRIPT,
     }
+    if ASKS_NVCC:
+        files |= {
+            "megatron/legacy/__init__.py": "",
+            "megatron/legacy/fused_kernels/__init__.py": "def load(args):\n    raise OSError('nvcc')\n",
+            "pretrain.py": ASKING + SCRIPT,
+        }
     for name, text in files.items():
         path = tmp_path / "lm" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,6 +68,8 @@ def checkout(tmp_path):
 def refused(capsys, monkeypatch, *words):
     monkeypatch.setattr(sys, "argv", ["anytron-megatron", *words])
     monkeypatch.setattr(sys, "path", list(sys.path))
+    # It would open the device stack in this process, and fail the tests after this one.
+    monkeypatch.setattr(launch, "_run", lambda script, _: pytest.fail(f"{script} was run"))
     with pytest.raises(SystemExit) as ended:
         launch.main()
     return ended.value.code, capsys.readouterr().err
@@ -72,16 +87,30 @@ def test_mistakes_are_named(capsys, monkeypatch, tmp_path, checkout):
     status, said = refused(capsys, monkeypatch, str(tmp_path / "pretrain_gpt.py"))
     assert status == 1
     assert f"error: There is no file {tmp_path / 'pretrain_gpt.py'}." in said
-    alone = tmp_path / "alone.py"
-    alone.touch()
-    status, said = refused(capsys, monkeypatch, str(alone))
-    assert status == 1
-    assert "There is no module megatron.training." in said
-    assert f"--branch core_v{version('megatron-core')} " in said
     monkeypatch.setenv("NPROC_PER_NODE", "two")
     status, said = refused(capsys, monkeypatch, str(checkout / "pretrain.py"))
     assert status == 1
     assert "NPROC_PER_NODE is 'two', which is not a number of ranks." in said
+
+
+def test_a_script_outside_of_a_checkout_needs_a_package_that_has_the_trainer(capsys, monkeypatch, tmp_path):
+    alone = tmp_path / "alone.py"
+    alone.touch()
+    assert (find_spec("megatron.training") is not None) == HAS_TRAINING
+    if HAS_TRAINING:
+        started = []
+        with monkeypatch.context() as patches:
+            patches.setattr(sys, "argv", ["anytron-megatron", str(alone), "--lr", "1"])
+            patches.setattr(sys, "path", list(sys.path))
+            patches.setenv("LOCAL_RANK", "0")
+            patches.setattr(launch, "_run", lambda *arguments: started.append((*arguments, *sys.argv)))
+            launch.main()
+        assert started == [(alone, "__main__", str(alone), "--lr", "1")]
+        monkeypatch.setattr(launch, "find_spec", {}.get)  # as before 0.17
+    status, said = refused(capsys, monkeypatch, str(alone))
+    assert status == 1
+    assert "There is no module megatron.training." in said
+    assert f"--branch core_v{MEGATRON} " in said
 
 
 def test_another_version_of_megatron_core_is_refused(capsys, monkeypatch, checkout):
@@ -94,8 +123,8 @@ def test_another_version_of_megatron_core_is_refused(capsys, monkeypatch, checko
     for script in ("pretrain.py", "tools/serve.py"):
         status, said = refused(capsys, monkeypatch, str(checkout / script))
         assert status == 1
-        assert f"The checkout has megatron-core 0.99.1, and {version('megatron-core')} is installed." in said
-        assert f"fix: git -C {checkout} checkout core_v{version('megatron-core')}" in said
+        assert f"The checkout has megatron-core 0.99.1, and {MEGATRON} is installed." in said
+        assert f"fix: git -C {checkout} checkout core_v{MEGATRON}" in said
 
 
 @pytest.mark.parametrize(

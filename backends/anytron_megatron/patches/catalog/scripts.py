@@ -1,4 +1,4 @@
-"""Patches of Megatron-LM's own scripts, whose modules the package megatron-core does not have."""
+"""Patches of Megatron-LM's own scripts, and of modules that they import from outside of ``megatron.core``."""
 
 from __future__ import annotations
 

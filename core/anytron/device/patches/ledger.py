@@ -157,10 +157,14 @@ class Ledger:
                 all others are undone.
         """
         start = _PHASES.index(phase)
-        topmost = {change.patch.target: change for change in self._applied}
-        overwritten = {target for target, change in topmost.items() if not change.is_topmost}
+        seen: set[str] = set()
+        overwritten: set[str] = set()
         kept: list[Change] = []
         for change in reversed(self._applied):
+            # Asked at its turn: until then the target may hold what a later patch of another target has put there.
+            if change.patch.target not in seen and not change.is_topmost:
+                overwritten.add(change.patch.target)
+            seen.add(change.patch.target)
             if _PHASES.index(change.patch.phase) < start or change.patch.target in overwritten:
                 kept.append(change)
                 continue

@@ -214,6 +214,19 @@ def test_what_someone_else_patched_over_is_reported_and_left_alone_by_undo(victi
     assert {r.patch.id: r.outcome for r in ledger.records} == {"a": Outcome.APPLIED, "b": Outcome.UNDONE}
 
 
+def test_a_patch_of_a_name_and_then_of_the_function_s_home_are_both_undone(victim):
+    friend, original = sys.modules["victims_friend"], victim.greet
+    ledger = Ledger([make("name", target="victims_friend:greet_by_name"), make("home")])
+    ledger.apply(Phase.BEFORE_BUILD)
+    assert friend.greet_by_name() == victim.greet() == "hello name home"
+    assert ledger.verify() == []
+
+    ledger.undo()
+
+    assert victim.greet is friend.greet_by_name is original
+    assert {record.outcome for record in ledger.records} == {Outcome.UNDONE}
+
+
 def test_the_report_is_json_with_every_documented_key(victim):
     ledger = Ledger([make(package="pluggy", requires=">=1", upstream="issue 1", remove_when="never")])
     ledger.apply(Phase.BEFORE_BUILD)

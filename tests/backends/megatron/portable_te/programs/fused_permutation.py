@@ -1,5 +1,7 @@
 """One rank of Megatron's ``MoELayer`` on two expert-parallel ranks, with and without ``moe_permute_fusion``."""
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 
@@ -31,7 +33,9 @@ def outputs(dispatcher, *, fused, capacity):
         **capacity,
     )
     spec = get_gpt_layer_with_transformer_engine_spec(EXPERTS, moe_grouped_gemm=True)
-    layer = MoELayer(config, spec.submodules.mlp.submodules, layer_number=1)
+    mlp = spec.submodules.mlp  # a partial function from 0.18 on
+    modules = mlp.keywords["submodules"] if isinstance(mlp, partial) else mlp.submodules
+    layer = MoELayer(config, modules, layer_number=1)
     generator = torch.Generator().manual_seed(dist.get_rank())
     tokens = torch.randn(5, 3, HIDDEN, generator=generator).requires_grad_()
     output, _ = layer(tokens)
