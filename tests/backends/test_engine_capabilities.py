@@ -56,7 +56,7 @@ def public(kind: type) -> set[str]:
 def test_declared_capabilities_are_those_of_the_class(info, base, capabilities):
     methods = methods_of(info)
     assert methods >= public(base)
-    with_methods = info.capabilities - {"language_part", "quantization", "routing", "teacher"}
+    with_methods = info.capabilities - {"bitwise", "language_part", "quantization", "routing", "teacher"}
     assert with_methods == {name for name, kind in capabilities.items() if methods >= public(kind)}
 
 

@@ -31,6 +31,7 @@ MINUTES = {
     "checkpoint.py": ["--layers", "1", "--hidden", "64", "--saves", "1"],
     "grpo_step.py": ["--size", "toy", "--steps", "2", "--rounds", "1"],
     "hooks.py": ["--steps", "2"],
+    "on_policy.py": ["--size", "toy", "--steps", "2", "--rounds", "1"],
     "start.py": ["--turns", "1"],
     "log_probs.py": ["--tokens", "32", "--vocabulary", "1500", "--hidden", "16", "--chunk", "8", "--turns", "1"],
     "train_step.py": ["--size", "tiny", "--tokens", "64", "128", "--turns", "1", "--plain"],

@@ -57,6 +57,7 @@ TABLE = [
     ("adam", {"dtype": torch.float32}, AMPERE, "2.6", {}, "torch"),
     ("causal_conv1d", {}, HOPPER, "2.13", LIGER, "neutral"),
     ("gated_delta_rule", {}, HOPPER, "2.13", LIGER, "neutral"),
+    ("linear", BFLOAT16, HOPPER, "2.13", LIGER, "neutral"),
     ("state_space_scan", {}, HOPPER, "2.13", LIGER, "neutral"),
 ]  # fmt: skip
 
