@@ -1,6 +1,7 @@
 """A forked program sees what one that was started from nothing sees, and ends in the same way."""
 
 import ast
+import fcntl
 import json
 import os
 import re
@@ -56,6 +57,23 @@ def test_arguments_environment_directory_and_descriptors(started, tmp_path, new_
     finally:
         os.close(reader)
         os.close(writer)
+
+
+def test_descriptors_with_large_numbers_arrive(started):
+    """A process that has started hundreds of others has such numbers; the server moves its own out of their way."""
+    pipes = {}
+    for reader, writer in (os.pipe() for _ in range(20)):
+        pipes[fcntl.fcntl(writer, fcntl.F_DUPFD, 510)] = reader
+        os.close(writer)
+    program = f"import os\nfor number in {list(pipes)}: os.write(number, str(number).encode())"
+    with started([sys.executable, "-c", program], pass_fds=list(pipes), start_new_session=True) as process:
+        status = process.wait(30)
+    for number in pipes:
+        os.close(number)
+    assert status == 0
+    assert [os.read(reader, 100) for reader in pipes.values()] == [str(number).encode() for number in pipes]
+    for reader in pipes.values():
+        os.close(reader)
 
 
 def test_its_group_can_be_ended_as_soon_as_it_has_a_number(started):

@@ -62,7 +62,7 @@ them than a small machine has processors, and spinning threads made each five ti
 IMPORTED_FROM = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
 """Where the servers find modules, whatever the test sets that is the first to need them."""
 FIRST_KEPT = 500
-"""Descriptors of the server's own are moved here, where no caller's is."""
+"""Descriptors of the server's own are moved here or beyond, where no caller's is."""
 
 
 StartedCold = subprocess.Popen
@@ -223,8 +223,9 @@ def become(request: dict[str, Any], descriptors: list[int]) -> None:
     else:
         os.setpgid(0, request["group"])
     asking = [server.detach() for server in WarmPopen.requests]
-    kept = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, FIRST_KEPT) for number in [*asking, *descriptors]]
-    os.closerange(3, FIRST_KEPT)
+    first = max(FIRST_KEPT, *request["descriptors"]) + 1
+    kept = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, first) for number in [*asking, *descriptors]]
+    os.closerange(3, first)
     WarmPopen.requests = [socket.socket(fileno=number) for number in kept[: len(asking)]]
     for number, wanted in zip(kept[len(asking) :], request["descriptors"], strict=True):
         os.dup2(number, wanted)

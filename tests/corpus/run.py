@@ -48,6 +48,16 @@ if TYPE_CHECKING:
 
 PROCESSES = min(4, len(os.sched_getaffinity(0)))
 """Faults that are looked for at the same time; each needs up to four processes, which wait for each other."""
+REBUILDING = frozenset(
+    {
+        "learning-rates",
+        "packed-equals-padded",
+        "parallel-equals-single",
+        "recomputed-equals-kept",
+        "resumed-equals-continued",
+    }
+)
+"""Checks that build the engine once more: they are made of a run only if one of its faults has such a rule."""
 KIT = {rule.title for level in LEVELS for rule in rules_of(level)} - {check.name for check in CHECKS}
 """Rules of ``anytron conformance``; a name that ``anytron verify`` has too is that of its check."""
 
@@ -88,18 +98,20 @@ def open_laboratory() -> None:
     Finalize(None, stack.close, exitpriority=1)
 
 
-def healthy_of(run: str) -> Healthy:
+def healthy_of(run: str, left_out: frozenset[str]) -> Healthy:
     """Find what a run is without a fault."""
+    Here.laboratory.left_out = left_out
     return Here.laboratory.healthy(run)
 
 
-def outcome_of(fault: type[Fault], healthy: Healthy | None) -> Outcome:
+def outcome_of(fault: type[Fault], healthy: Healthy | None, left_out: frozenset[str] = frozenset()) -> Outcome:
     """Make a fault again, and look for it; a rule of the kit needs no run."""
     began = time.monotonic()
     if healthy is None:
         changes = explained(fault)
         failing = {fault.rule} if changes else set()
     else:
+        Here.laboratory.left_out = left_out
         Here.laboratory.know(fault.run, healthy)
         if fault.changes_a_run:
             finding = Here.laboratory.look(fault, (fault.run,))
@@ -122,7 +134,8 @@ def outcomes_of(faults: list[type[Fault]], processes: int) -> Iterator[Outcome]:
     for fault in faults:
         if fault.rule not in KIT:
             of_run.setdefault(fault.run, []).append(fault)
-    todo.extend((healthy_of, run) for run in of_run)
+    left_out = {run: REBUILDING - {fault.rule for fault in those} for run, those in of_run.items()}
+    todo.extend((healthy_of, run, left_out[run]) for run in of_run)
     server_session()  # the processes share its imports
     running: dict[Future[Any], tuple[Any, ...]] = {}
     with ProcessPoolExecutor(processes, get_context("fork"), open_laboratory) as pool:
@@ -133,7 +146,8 @@ def outcomes_of(faults: list[type[Fault]], processes: int) -> Iterator[Outcome]:
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 function, subject, *_ = running.pop(future)
                 if function is healthy_of:
-                    todo.extendleft((outcome_of, fault, future.result()) for fault in reversed(of_run[subject]))
+                    found = future.result()
+                    todo.extendleft((outcome_of, one, found, left_out[subject]) for one in reversed(of_run[subject]))
                 else:
                     yield future.result()
     end_server()

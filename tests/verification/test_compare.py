@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from anytron.proof.comparing import CHECKS
+from tests.verification.saboteur import with_saboteur
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "grpo_sort.yaml"
@@ -74,13 +75,7 @@ def install(tmp_path):
     """Write an extension with a saboteur; give the environment in which it is installed."""
 
     def write(*, linear: bool = False, layer: int = 0) -> dict[str, str]:
-        (tmp_path / "sabotage.py").write_text(PLUGIN.format(linear=linear, layer=layer))
-        metadata = tmp_path / "sabotage-1.0.dist-info"
-        metadata.mkdir()
-        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: sabotage\nVersion: 1.0\n")
-        (metadata / "entry_points.txt").write_text("[anytron.plugins]\nsabotage = sabotage:Sabotage\n")
-        path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-        return {**os.environ, "PYTHONPATH": path}
+        return with_saboteur(tmp_path, PLUGIN.format(linear=linear, layer=layer))
 
     return write
 

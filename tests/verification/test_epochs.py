@@ -33,6 +33,11 @@ def test_prompts_in_their_order_are_right(count, shuffle):
     assert mistake_in(mix(count, shuffle=shuffle), shuffle=shuffle) == ""
 
 
+def test_prompts_of_one_name_have_no_order_that_shows():
+    same = Mixture([Table(Named("a question") for _ in range(20))], None, seed=1, shuffle=True)
+    assert mistake_in(same, shuffle=True) == ""
+
+
 def twice(self, epoch):
     order = EpochSampler._right(self, epoch)
     return torch.cat([order[:-1], order[:1]])

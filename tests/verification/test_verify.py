@@ -15,6 +15,7 @@ from anytron.proof.verification.checks import CHECKS
 from tests import packed_platform
 from tests.reward_models import write_reward_model
 from tests.third_party_platform import USABLE, install_into
+from tests.verification.saboteur import with_saboteur
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "grpo_sort.yaml"
@@ -133,13 +134,7 @@ def install(tmp_path):
     def write(**broken: bool | str) -> dict[str, str]:
         off = ("mask", "reduce", "export", "packed_only", "gradient", "temperature", "entropy", "attention", "heads")
         settings: dict[str, bool | str] = {**dict.fromkeys((*off, "places"), False), **broken}
-        (tmp_path / "sabotage.py").write_text(PLUGIN.format(**settings))
-        metadata = tmp_path / "sabotage-1.0.dist-info"
-        metadata.mkdir()
-        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: sabotage\nVersion: 1.0\n")
-        (metadata / "entry_points.txt").write_text("[anytron.plugins]\nsabotage = sabotage:Sabotage\n")
-        path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-        return {**os.environ, "PYTHONPATH": path}
+        return with_saboteur(tmp_path, PLUGIN.format(**settings))
 
     return write
 

@@ -114,10 +114,14 @@ class PolicyRollout:
             tracer.add_log_probs(log_probs[inside], batch.response_mask)
         return tracer.trace()
 
-    def _log_probs(self, logits: Tensor, drawn: Tensor, temperature: float) -> Tensor:
+    def _by_the_kernel(self, drawn: Tensor, temperature: float) -> Tensor | None:
+        """Log-probs of drawn tokens, float32 ``[B]``, by training's kernel on ranks of the last stage, if asked for."""
         head = self._chunks[-1].head
-        if self._bitwise and isinstance(head, TokenScoreHead):
-            return head.drawn(drawn, temperature)
+        return head.drawn(drawn, temperature) if self._bitwise and isinstance(head, TokenScoreHead) else None
+
+    def _log_probs(self, logits: Tensor, drawn: Tensor, temperature: float) -> Tensor:
+        if (scored := self._by_the_kernel(drawn, temperature)) is not None:
+            return scored
         scores = torch.log_softmax(logits[:, : self._vocab_size] / temperature, dim=-1)  # as TokenDraws
         return scores.gather(-1, drawn[:, None])[:, 0]
 
@@ -172,9 +176,8 @@ class PolicyRollout:
             assert logits is not None, "the rank is of the last pipeline stage"
             tokens, log_probs = draws(logits[:, : self._vocab_size], places)
         parallel.tell_replica(tokens)
-        head = self._chunks[-1].head
-        if self._bitwise and isinstance(head, TokenScoreHead):
-            log_probs = head.drawn(tokens, draws.temperature)
+        if (scored := self._by_the_kernel(tokens, draws.temperature)) is not None:
+            log_probs = scored
         rows.take(tokens.tolist(), log_probs.tolist())
 
     def _any_goes_on(self, *, own: bool) -> bool:

@@ -135,7 +135,9 @@ class KernelName(str, Enum):
 
 
 WITHOUT_INVARIANCE = (KernelName.CAUSAL_CONV1D, KernelName.GATED_DELTA_RULE, KernelName.STATE_SPACE_SCAN)
-"""Kernels of which there is no company-invariant default."""
+"""Kernels of which there is no company-invariant form: models that need them are refused where it is asked for."""
+NEVER_INVARIANT = (*WITHOUT_INVARIANCE, KernelName.ADAM)
+"""Kernels that are never asked to be company-invariant: those, and ``adam``, which has no rows."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ class KernelSpec:
             None = not known.
         options: Arguments that are known in advance and are the same in each call of the kernel. ``rms_norm`` and
             ``layer_norm`` have ``eps`` (float) and ``zero_centered`` (bool); other kernels have no options.
-        invariant: As :attr:`AttentionSpec.invariant`; ``adam`` has no rows and is never asked for it.
+        invariant: As :attr:`AttentionSpec.invariant`; False for :data:`NEVER_INVARIANT`.
     """
 
     device_type: str

@@ -40,8 +40,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     Returns:
         ``[..., N]``.
     """
-    product: Tensor = _Linear.apply(x, weight)  # type: ignore[no-untyped-call]
-    return product if bias is None else product + bias
+    result: Tensor = _Linear.apply(x, weight)  # type: ignore[no-untyped-call]
+    return result if bias is None else result + bias
 
 
 def grouped_mm(x: Tensor, weights: Sequence[Tensor], splits: Sequence[int]) -> Tensor:
@@ -51,7 +51,10 @@ def grouped_mm(x: Tensor, weights: Sequence[Tensor], splits: Sequence[int]) -> T
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
-    """Return ``x @ weight.T`` in tiles of one shape, without a gradient: ``[M, K]``, ``[N, K]`` -> ``[M, N]``."""
+    """Return ``x @ weight.T`` in tiles of one shape, without a gradient.
+
+    ``x`` is ``[M, K]`` and ``weight`` ``[N, K]`` of the same type, which is that of the result ``[M, N]``.
+    """
     count, entries = x.shape[0], weight.shape[0]
     rows = filled_up(x, ROWS)
     result = x.new_empty(rows.shape[0], entries)
@@ -65,7 +68,7 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def filled_up(x: Tensor, multiple: int) -> Tensor:
-    """Add rows of zeros, so that the number of rows is a multiple."""
+    """Add rows of zeros to ``x`` ``[M, K]``, so that their number is a multiple."""
     missing = -x.shape[0] % multiple
     return functional.pad(x, (0, 0, 0, missing)) if missing else x.contiguous()
 

@@ -111,7 +111,8 @@ def test_attention_has_no_dropout_and_no_sinks():
 @settings(max_examples=25, deadline=None)
 def test_log_probs_entropies_and_gradients_equal_the_definition(tokens, entries, chunk, padding, seed):
     problem = Problem.random(seed, tokens, entries, padding=padding, temperature=0.7)
-    assert_close(problem.by_kernel(chunk, invariant=True), problem.by_definition())
+    # With 9,000 entries torch's own gradient in float32 is 1e-5 of the largest number off.
+    assert_close(problem.by_kernel(chunk, invariant=True), problem.by_definition(), tolerance=1e-4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -39,18 +39,20 @@ def _all_reduced(x: Tensor, group: ProcessGroup) -> Tensor:
     return reduced
 
 
+def _order_matters(group: ProcessGroup) -> bool:
+    """Whether a reduction must add in one order: the sum of two numbers has none."""
+    return dist.get_world_size(group) > 2 and kernels().invariant
+
+
 def _summed(x: Tensor, group: ProcessGroup) -> Tensor:
     """Add the ranks' parts; if kernels are company-invariant, in the order of ranks.
 
     A reduction of more than two ranks adds an element in an order that depends on its place in the message.
     """
-    size = dist.get_world_size(group)
-    if size <= 2 or not kernels().invariant:
+    if not _order_matters(group):
         return _all_reduced(x, group)
-    parts = x.new_empty(size, *x.shape)
-    dist.all_gather_into_tensor(parts, x.contiguous(), group=group)
-    total = parts[0]
-    for part in parts[1:]:
+    total, *others = _gathered(x, group).chunk(dist.get_world_size(group))
+    for part in others:
         total = total + part
     return total
 
@@ -103,7 +105,7 @@ class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
-        if kernels().invariant:
+        if _order_matters(group):
             return _summed(x, group).chunk(dist.get_world_size(group))[dist.get_rank(group)]
         return _reduce_scattered(x, group)
 

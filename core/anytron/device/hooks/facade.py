@@ -18,7 +18,7 @@ from anytron.device.hooks.dispatch import WAYS, Implementation, InputChecks, bro
 from anytron.device.hooks.edits import apply_edits, is_set
 from anytron.device.hooks.registry import Call, HookSpec, Member, Precedence, specifications
 from anytron.device.hooks.types import ConfigEdit, Requirement
-from anytron.kernels.contract import AttentionSpec, KernelName, KernelSpec, LogProbSpec
+from anytron.kernels.contract import NEVER_INVARIANT, AttentionSpec, KernelSpec, LogProbSpec
 from anytron.sequences.masks import check_mask
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.device.hooks.types import PatchContext, ProcessInfo
     from anytron.device.patches import Patch, Phase
-    from anytron.kernels.contract import AttentionKernel, LogProbKernel
+    from anytron.kernels.contract import AttentionKernel, KernelName, LogProbKernel
     from anytron.sequences.layout import ModelInputs, SequenceLayout
     from anytron.sequences.masks import AttnMask, MaskRequest
 
@@ -203,7 +203,7 @@ class Hooks:
 
     def fused_kernel(self, name: KernelName, spec: KernelSpec) -> Callable[..., Any]:
         """A fused kernel, with the signature of the neutral default in :mod:`anytron.kernels.fused`."""
-        spec = spec if name is KernelName.ADAM else self._asked(spec)
+        spec = spec if name in NEVER_INVARIANT else self._asked(spec)
         kernel: Callable[..., Any] = self._kernel(f"fused_kernel {name.value}", "fused_kernel", name, spec)
         return kernel
 

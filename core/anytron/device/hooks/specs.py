@@ -192,8 +192,8 @@ def fused_kernel(name: KernelName, spec: KernelSpec) -> Callable[..., Any] | Non
     Returns: a callable with the signature of the kernel's neutral default in ``anytron.kernels.fused``
     (listed below), or None. This and other kernels may have an attribute ``description``, which says which
     implementation is used and why no faster one is: it is logged once, and recorded in ``patches.json``. With
-    ``spec.invariant`` the kernel has the attribute ``invariant``, as that of ``attention_kernel``; ``adam`` has no rows
-    and is never asked for it.
+    ``spec.invariant`` the kernel has the attribute ``invariant``, as that of ``attention_kernel``; kernels of
+    linear attention and ``adam`` are never asked for it.
     """
 
 

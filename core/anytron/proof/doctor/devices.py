@@ -11,7 +11,7 @@ from anytron.base.errors import AnytronError
 from anytron.base.results import Result, of_error
 from anytron.device.loading.neutral import NeutralDefaults
 from anytron.device.platform import Feature
-from anytron.kernels.contract import WITHOUT_INVARIANCE, KernelName
+from anytron.kernels.contract import NEVER_INVARIANT, WITHOUT_INVARIANCE
 from anytron.proof.doctor.live import ProbeError
 from anytron.proof.planning import make_plan
 from anytron.run.preflight.limits import asked_by_model, declared_limits
@@ -113,7 +113,7 @@ def _company_invariance(subject: Subject, kernels: Mapping[str, Any]) -> Result:
     if reason is not None:
         fix = "set engine.on_policy=close, or use another platform"
         return Result(name, "failed", f"the platform {platform.name} has none: {reason}", fix)
-    without = {f"fused_kernel {one.value}" for one in (*WITHOUT_INVARIANCE, KernelName.ADAM)}
+    without = {f"fused_kernel {one.value}" for one in NEVER_INVARIANT}
     own = [one for one, row in kernels.items() if row["supplier"] != NeutralDefaults.name and one not in without]
     detail = f"of plugins: {', '.join(own) or 'none'}; plain torch: the others"
     lacking = ", ".join(one.value for one in WITHOUT_INVARIANCE)

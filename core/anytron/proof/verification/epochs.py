@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MOST = 4096
 """Most prompts of an epoch that are drawn."""
 _ENOUGH = 9
-"""Prompts of which two random orders are equal once in 363,000 times."""
+"""Different prompts of which two random orders are equal once in 363,000 times."""
 
 
 def check_epochs(check: str, config: RunConfig, sampler: Mixture) -> Result:
@@ -54,7 +54,7 @@ def mistake_in(mix: Mixture, *, shuffle: bool) -> str:
     epochs.append(_drawn(mix, count))
     if count == len(mix) and any(Counter(one) != Counter(name for name, _ in table.data()) for one in epochs):
         return "an epoch lacks prompts, and has others twice: some are never trained on"
-    if shuffle and count >= _ENOUGH and epochs[0] == epochs[1]:
+    if shuffle and len(set(epochs[0])) >= _ENOUGH and epochs[0] == epochs[1]:
         return "prompts come in the same order in each epoch, although data.shuffle is true"
     if not shuffle and epochs[0] != epochs[1]:
         return "prompts come in another order in each epoch, although data.shuffle is false"

@@ -9,12 +9,13 @@ from anytron.proof.verification.weights import stored_weights
 from anytron.run.trainer.updates import UpdatePlan
 from anytron.task.data.model_files import as_known, has_experts, logits_fields
 from anytron_conformance.tiny_models import CONFIGS
-from tests.backends.megatron.families.layouts import ONE
+from tests.backends.megatron.families.layouts import ONE, Layout
 from tests.backends.megatron.families.published import PUBLISHED
 from tests.backends.megatron.generation.test_generation import CASES, Case, generated, requests_for, trajectories
 from tests.backends.rollout.conftest import engine_for, run_config, write_weights
 
 BITWISE = {"on_policy": "bitwise"}
+RECOMPUTED = Layout("one rank, recomputed", engine={"recompute": "full"})
 QUICK = {("qwen3", "one rank"), ("qwen3", "TP2"), ("qwen3_moe", "TP2, EP2"), ("deepseek_v3", "EP2")}
 
 
@@ -39,7 +40,9 @@ def differing(workers, config, requests, found):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("case", [marked(case, (case.model, case.layout.name) in QUICK) for case in CASES])
+@pytest.mark.parametrize(
+    "case", [marked(case, (case.model, case.layout.name) in QUICK) for case in (*CASES, Case("qwen3", RECOMPUTED))]
+)
 def test_on_the_training_ranks(case, dtype, ranks, tiny_family):
     layout, requests = case.layout, requests_for(**case.sampling)
     workers, config = ranks.engine(

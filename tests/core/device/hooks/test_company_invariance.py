@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from anytron.base.errors import HookContractError
-from anytron.kernels.contract import KernelName, KernelSpec, LogProbSpec
+from anytron.kernels.contract import NEVER_INVARIANT, KernelName, KernelSpec, LogProbSpec
 from tests.core.device.hooks.test_contract import ATTENTION, answering, hooks_with
 
 
@@ -55,7 +55,9 @@ def test_an_engine_s_wish_for_company_invariant_kernels_is_in_every_spec(hook):
     assert asked == [False, True]
 
 
-def test_adam_has_no_rows_and_is_never_asked_to_be_company_invariant():
+@pytest.mark.parametrize("name", NEVER_INVARIANT)
+def test_some_kernels_are_never_asked_to_be_company_invariant(name):
+    """Patches ask for those of linear attention in every run, also for models that do not use them."""
     hooks = hooks_with(acme=answering(fused_kernel=lambda name, spec: _kernel if not spec.invariant else None))
     hooks.invariant = True
-    assert hooks.fused_kernel(KernelName.ADAM, KernelSpec("cpu")) is _kernel
+    assert hooks.fused_kernel(name, KernelSpec("cpu")) is _kernel

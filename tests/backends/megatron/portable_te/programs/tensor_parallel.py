@@ -14,7 +14,9 @@ torch.set_num_threads(1)
 sequence_parallel = sys.argv[1] == "sequence_parallel"
 dist.init_process_group("gloo")
 rank, size, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
-bind(hooks_of(), "cpu")
+hooks = hooks_of()
+hooks.invariant = "invariant" in sys.argv
+bind(hooks, "cpu")
 
 generator = torch.Generator().manual_seed(0)
 x = torch.randn(8, 2, 6, generator=generator, dtype=torch.float64)
