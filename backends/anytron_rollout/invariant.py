@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.activations import SiLUActivation
 from transformers.masking_utils import sdpa_mask
 
 from anytron.base.traits import ModelTraits
 from anytron.kernels.contract import AttentionCall, AttentionSpec, KernelName, KernelSpec, LogProbSpec
+from anytron.kernels.invariant import silu
+from anytron_rollout.invariant_experts import rebind_experts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +55,10 @@ class InvariantModel:
         for module in model.modules():
             if isinstance(module, nn.Linear) and module is not self._head:
                 vars(module)["forward"] = partial(_multiply, linear, module)
+            if isinstance(module, nn.SiLU | SiLUActivation):
+                vars(module)["forward"] = silu
             vars(module)[_KERNEL] = attention
+        rebind_experts(model, kernels, device_type)
         entries = self._head.weight.shape[0]
         self._kernel = kernels.log_prob_kernel(LogProbSpec(entries, 1, chunk_tokens, device_type, dtype))
         self._head.register_forward_pre_hook(self._remember)

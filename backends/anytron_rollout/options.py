@@ -1,25 +1,20 @@
-"""Describe the rollout engine ``transformers`` without importing it: options, checks, memory and capabilities.
+"""Describe the rollout engine ``transformers`` without importing it: options, memory and capabilities.
 
 Importing this module imports neither torch nor transformers.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from anytron.base.components import Component, EngineInfo
-from anytron.base.errors import ConfigError
-from anytron.config.diagnostics import Diagnostic
 from anytron.config.section import Section
-from anytron.task.data.model_files import read_config
 from anytron.workers.engines.estimates import BYTES, MemoryPart, key_value_elements
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from anytron.config.schema import RunConfig
-    from anytron.device.platform import Platform
     from anytron.workers.engines.estimates import DeviceMemory, TrainingEstimate, When
 
 
@@ -38,7 +33,7 @@ TRANSFORMERS = EngineInfo(
     options_model=TransformersOptions,
     capabilities=frozenset({"observation", "comparison", "sleep", "routing", "quantization", "bitwise"}),
     takes_stream=True,
-    platform_check="anytron_rollout.options:routing_diagnostics",
+    platform_check="anytron_rollout.checks:diagnostics",
     components=(Component("transformers", "transformers"), Component("accelerate", "accelerate")),
     memory="anytron_rollout.options:estimate",
     process_bytes=270 << 20,
@@ -72,26 +67,3 @@ def estimate(run: RunConfig, training: TrainingEstimate, device: DeviceMemory) -
     entries = training.config.get("vocab_size", 0)
     what = f"{LOGITS} float32 tensors of {rows} rows x {entries:,} entries"
     return [weights, cache, MemoryPart("rollout-logits", LOGITS * rows * entries * 4, what, "generation")]
-
-
-TOLD = (
-    "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "gpt_oss", "hy_v3",
-    "minimax_m2", "olmoe", "qwen2_moe", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "qwen3_omni_moe",
-    "qwen3_vl_moe",
-)  # fmt: skip
-"""Values of ``model_type`` for which the engine can record the routing; a test compares it with Megatron's."""
-
-
-def routing_diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
-    """Refuse ``rollout.replay_routing`` for models whose routing this engine cannot record, on any platform."""
-    del platform
-    if not config.rollout.replay_routing:
-        return
-    model = config.model
-    try:
-        fields = (model.config or {}) if model.path is None else read_config(Path(model.path))
-    except ConfigError:
-        return  # reported by itself
-    if fields.get("model_type") not in TOLD:
-        message = f"the engine transformers cannot record the routing of {fields.get('model_type')}"
-        yield Diagnostic("error", "rollout.replay_routing", message, f"remove it (supported types: {', '.join(TOLD)})")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from anytron.config.diagnostics import Diagnostic
-from anytron.task.data.model_files import has_experts
 from anytron_megatron.models.families import family_of, proved
 
 if TYPE_CHECKING:
@@ -34,18 +33,6 @@ def _obstacles(policy: Subject, run: RunConfig, options: MegatronOptions) -> Ite
         why = f"no test has compared the bits of a {family.model_type} in training and in decoding; linear attention, "
         why += "for example, is computed in chunks when it is trained and token by token when it decodes"
         yield why, f"train a model of another family ({proved('cache')})"
-    if run.rollout.engine == "transformers":
-        if has_experts(policy.text):
-            why = "transformers multiplies the result of an expert by its weight, and Megatron what enters its last "
-            yield f"{why}layer: both are right, and their bits differ", "set rollout.engine=megatron"
-        if family is not None and family.model_type == "ernie4_5" and run.model.dtype != "float32":
-            why = "transformers rotates the heads of an ernie4_5 in float32, and Megatron in the model's type"
-            yield why, "set rollout.engine=megatron, or model.dtype=float32"
-        if sizes.tensor > 1:
-            yield (
-                "training adds up the parts of tensor-parallel ranks, and a rollout process has no parts",
-                "set parallel.tensor_model_parallel_size=1, or rollout.engine=megatron",
-            )
     if run.model.lora is not None:
         yield "adapters have layers whose bits no test has compared", "remove model.lora"
     if sizes.context > 1:

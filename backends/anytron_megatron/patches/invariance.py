@@ -5,20 +5,17 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from anytron.kernels.contract import KernelName
+from anytron.kernels.invariant import OneFormula
 from anytron_megatron.portable_te.binding import kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_VECTOR = 64
-"""Elements after which a vectorised loop on the host computes the rest one by one, by another formula: a multiple of
-the elements of two vectors of 512 bits in any type."""
+    import torch
+    from torch import Tensor
 
 
 def multiply_with_the_kernel(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -48,17 +45,12 @@ def compute_alone(original: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-class _Alone(TorchFunctionMode):
+class _Alone(OneFormula):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        del types
         if func is functional.linear:
             x, weight, *rest = args
             bias = rest[0] if rest else (kwargs or {}).get("bias")
             return kernels().shared(KernelName.LINEAR, weight.dtype)(x, weight, bias)
-        if func in (torch.sigmoid, torch.nn.functional.sigmoid):
-            (x,) = args
-            flat = functional.pad(x.flatten(), (0, -x.numel() % _VECTOR))
-            return func(flat)[: x.numel()].view_as(x)
-        return func(*args, **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)

@@ -120,7 +120,12 @@ def swiglu(x: Tensor) -> Tensor:
     The order of the halves is Megatron's (``megatron/core/fusions/fused_bias_swiglu.py``). Only ``x`` is kept for the
     backward pass.
     """
-    gated: Tensor = _SwiGLU.apply(x)  # type: ignore[no-untyped-call]
+    gated: Tensor = _SwiGLU.apply(x, functional.silu)  # type: ignore[no-untyped-call]
+    return gated
+
+
+def _invariant_swiglu(x: Tensor) -> Tensor:
+    gated: Tensor = _SwiGLU.apply(x, invariant.silu)  # type: ignore[no-untyped-call]
     return gated
 
 
@@ -128,21 +133,21 @@ class _SwiGLU(torch.autograd.Function):
     """The same numbers as by autograd, which would keep three tensors and join the halves' gradients by a copy."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, silu: Callable[[Tensor], Tensor]) -> Tensor:
         ctx.save_for_backward(x)
         gate, up = x.chunk(2, dim=-1)
-        return functional.silu(gate) * up
+        return silu(gate) * up
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
         gate, up = x.chunk(2, dim=-1)
         grad_x = torch.empty_like(x)
         of_gate, of_up = grad_x.chunk(2, dim=-1)
         torch.mul(grad, functional.silu(gate), out=of_up)
         torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=of_gate)
-        return grad_x
+        return grad_x, None
 
 
 def rope(x: Tensor, freqs: Tensor, interleaved: bool) -> Tensor:
@@ -334,6 +339,10 @@ _KERNELS: Mapping[KernelName, Callable[..., Any]] = MappingProxyType(
 )
 
 _INVARIANT: Mapping[KernelName, Callable[..., Any]] = MappingProxyType(
-    {KernelName.LINEAR: invariant.linear, KernelName.GROUPED_MM: invariant.grouped_mm}
+    {
+        KernelName.LINEAR: invariant.linear,
+        KernelName.GROUPED_MM: invariant.grouped_mm,
+        KernelName.SWIGLU: _invariant_swiglu,
+    }
 )
 """The others compute each row by itself."""

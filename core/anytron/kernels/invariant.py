@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 ROWS = 64
 """Rows of a tile. Decoding computes at least as many, which costs little, because it waits for the weights."""
@@ -27,6 +28,12 @@ COLUMNS = 256
 """Rows of the weight in a tile: a fused projection gives the same bits as separate ones."""
 KEYS = 64
 """Keys of one partial sum of attention, counted from a sequence's first key."""
+_VECTOR = 64
+"""Elements after which a vectorised loop on the host computes the rest one by one, by another formula: a multiple of
+the elements of two vectors of 512 bits in any type."""
+_SERIAL = 511 * _VECTOR
+"""Elements that torch computes in one loop on the host: it shares out 32,768 and more among threads, and each thread's
+part has such a rest."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -65,6 +72,36 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
             place = result[begin : begin + ROWS, columns]
             place.copy_(torch.mm(rows[begin : begin + ROWS], tile)[:, : place.shape[1]])
     return result[:count]
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """Return the sigmoid of each element, by one formula for all, in the shape and type of ``x``."""
+    return _each(torch.sigmoid, x)
+
+
+def silu(x: Tensor) -> Tensor:
+    """Return ``x * sigmoid(x)`` of each element, by one formula for all, in the shape and type of ``x``."""
+    return _each(functional.silu, x)
+
+
+class OneFormula(TorchFunctionMode):
+    """While it is entered, torch's sigmoid and SiLU compute each element by one formula."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        if func in (torch.sigmoid, functional.sigmoid):
+            return sigmoid(*args)
+        if func is functional.silu:
+            return silu(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+def _each(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    flat = functional.pad(x.flatten(), (0, -x.numel() % _VECTOR))
+    parts = flat.split(_SERIAL) if x.is_cpu and torch.get_num_threads() > 1 else [flat]
+    return torch.cat([function(part) for part in parts])[: x.numel()].view_as(x)
 
 
 def filled_up(x: Tensor, multiple: int) -> Tensor:

@@ -12,7 +12,7 @@ from anytron.task.data.model_files import as_known
 from anytron.task.data.pretrained import logits_config, model_class, read_hf_config, take_latent_epsilon
 from anytron.workers.engines.rollout_engine import PromptInputs, SamplingParams
 from anytron_conformance.tiny_models import CONFIGS, write_tiny_model
-from anytron_rollout.options import TOLD, routing_diagnostics
+from anytron_rollout.checks import TOLD, diagnostics
 from anytron_rollout.transformers_engine import RoutingRecorder
 from tests.backends.megatron.families.layouts import WITH_REPLAY
 from tests.backends.megatron.families.published import PUBLISHED, write_published_model
@@ -76,7 +76,7 @@ def test_each_token_but_the_last_has_the_experts_that_it_went_to(name, new_engin
 def test_other_models_are_refused_before_anything_starts():
     def found(model_type, **rollout):
         config = run_config({"config": {"model_type": model_type}}, **rollout)
-        return [(one.severity, one.key, one.message) for one in routing_diagnostics(config, None)]
+        return [(one.severity, one.key, one.message) for one in diagnostics(config, None)]
 
     message = "the engine transformers cannot record the routing of llama4"
     assert found("llama4", replay_routing=True) == [("error", "rollout.replay_routing", message)]

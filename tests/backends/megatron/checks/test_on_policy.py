@@ -22,9 +22,6 @@ def configure(directory, output, **sections):
     ("model", "sections", "message"),
     [
         ("qwen3_next", {}, "linear attention, for example, is computed in chunks"),
-        ("qwen3_moe", {"rollout": TRANSFORMERS}, "multiplies the result of an expert by its weight"),
-        ("ernie4_5", {"model": {"dtype": "bfloat16"}, "rollout": TRANSFORMERS}, "rotates the heads of an ernie4_5"),
-        ("qwen3", {"parallel": {"tensor_model_parallel_size": 2}, "rollout": TRANSFORMERS}, "has no parts"),
         ("qwen3", {"parallel": {"context_parallel_size": 2}}, "context-parallel ranks"),
         ("qwen3", {"model": {"lora": {"rank": 4}}}, "adapters have layers whose bits"),
         (

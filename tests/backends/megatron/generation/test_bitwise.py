@@ -8,7 +8,9 @@ from anytron.config.running import EngineSection
 from anytron.proof.verification.weights import stored_weights
 from anytron.run.trainer.updates import UpdatePlan
 from anytron.task.data.model_files import as_known, has_experts, logits_fields
-from anytron_conformance.tiny_models import CONFIGS
+from anytron_conformance.tiny_models import CONFIGS, write_tiny_model
+from anytron_rollout.checks import SAME_EXPERTS
+from anytron_rollout.invariant_experts import ROUTERS
 from tests.backends.megatron.families.layouts import ONE, Layout
 from tests.backends.megatron.families.published import PUBLISHED
 from tests.backends.megatron.generation.test_generation import CASES, Case, generated, requests_for, trajectories
@@ -24,12 +26,16 @@ def marked(case, quick):
     return pytest.param(case, id=f"{case.model}-{case.layout.name}", marks=[getattr(pytest.mark, one) for one in marks])
 
 
-def dense(model):
+def language(model):
     fields = logits_fields(as_known(PUBLISHED.get(model) or CONFIGS[model]))
-    return not has_experts(fields.get("text_config") or fields)
+    return fields.get("text_config") or fields
 
 
-DENSE = dict.fromkeys(case.model for case in CASES if dense(case.model))
+KINDS = {model: language(model) for model in dict.fromkeys(case.model for case in CASES)}
+WITH_TRANSFORMERS = [
+    model for model, text in KINDS.items() if not has_experts(text) or text["model_type"] in SAME_EXPERTS
+]
+GROUPED = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 4}
 
 
 def differing(workers, config, requests, found):
@@ -58,10 +64,9 @@ def test_on_the_training_ranks(case, dtype, ranks, tiny_family):
     assert different == 0, tokens
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("case", [marked(Case(model, ONE), model == "qwen3") for model in DENSE])
-def test_with_transformers(case, dtype, ranks, tiny_family, tmp_path):
-    requests, directory = requests_for(), tiny_family(case.model)
+def with_transformers(directory, dtype, ranks, tmp_path):
+    """Generate with transformers; as ``differing``."""
+    requests = requests_for()
     model = {"path": str(directory), "dtype": dtype, "tokenizer": "sort_digits.py:tokenizer"}
     config = run_config(model=model, max_batch_size=12)
     engine = engine_for(config.model_copy(update={"engine": EngineSection.model_validate(BITWISE)}))
@@ -71,11 +76,30 @@ def test_with_transformers(case, dtype, ranks, tiny_family, tmp_path):
     found = {}
     while finished := engine.poll(1.0):
         found |= dict(finished)
+    return differing(workers, config, requests, found)
 
-    different, tokens = differing(workers, config, requests, found)
 
-    refused = (case.model, dtype) == ("ernie4_5", "bfloat16")  # tests/backends/megatron/checks/test_on_policy.py
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "case", [marked(Case(model, ONE), model in {"qwen3", "qwen3_moe", "deepseek_v3"}) for model in WITH_TRANSFORMERS]
+)
+def test_with_transformers(case, dtype, ranks, tiny_family, tmp_path):
+    different, tokens = with_transformers(tiny_family(case.model), dtype, ranks, tmp_path)
+
+    refused = (case.model, dtype) == ("ernie4_5", "bfloat16")  # tests/backends/rollout/test_bitwise.py
     assert (different > 0) == refused, (different, tokens)
+
+
+def test_with_transformers_and_experts_in_groups(ranks, tmp_path):
+    directory = write_tiny_model("deepseek_v3", tmp_path / "model", num_hidden_layers=3, **GROUPED)
+
+    different, tokens = with_transformers(directory, "float32", ranks, tmp_path)
+
+    assert different == 0, tokens
+
+
+def test_every_form_of_experts_is_compared():
+    assert set(SAME_EXPERTS) == set(ROUTERS) <= {text["model_type"] for text in KINDS.values()}
 
 
 def test_the_usual_kernels_differ(ranks, tiny_family):
