@@ -277,6 +277,18 @@ class GatesTheRestByAnotherFormula(KernelMutant):
     fused = claiming(KernelName.SWIGLU, gated.__func__)
 
 
+class SplitsKOfManyRows(KernelMutant):
+    """Multiplies more rows than any rule of a single kernel has in another way."""
+
+    rule, says = "invariant-model", "the last of 1000 sequences in one call"
+    fused = claiming(
+        KernelName.LINEAR,
+        lambda x, weight, bias: biased(
+            invariant.linear(x, weight, None) if x.shape[:-1].numel() <= 1000 else in_halves(x, weight), bias
+        ),
+    )
+
+
 class HasNoBackwardPass(KernelMutant):
     rule, says = "invariant-values", "The gradient of the input is missing"
     fused = claiming(KernelName.LINEAR, lambda x, weight, bias: invariant.linear(x.detach(), weight, bias))
@@ -295,4 +307,4 @@ RULES_OF_VALUES = {
     "fused": ("linear", "rms-norm", "swiglu", "grouped-mm"),
 }
 """Rules about the values of the kernels that a mutant may have: those of :data:`RULES_OF_BITS` keep them."""
-RULES_OF_BITS = ("invariant-products", "invariant-attention", "invariant-log-prob", "invariant-rows")
+RULES_OF_BITS = ("invariant-products", "invariant-attention", "invariant-log-prob", "invariant-rows", "invariant-model")

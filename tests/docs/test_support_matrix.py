@@ -22,9 +22,9 @@ MEASURED_GROUPS = [name for name in GROUPS if results.path(name).exists()]
 AGAIN = "it is of other code: run python -m tests.docs.measure"
 NEW = ["device.own-operators", "model.parameters-keep-marks"]
 KERNELS = [f"kernels.{name}" for name in (
-    "invariant-attention", "invariant-log-prob", "invariant-products", "invariant-rows", "invariant-values",
-    "kernel-calls", "kernel-devices", "kernel-no-rows", "kernel-random-numbers", "layer-norm", "linear", "rms-norm",
-    "rope", "state-space-scan",
+    "invariant-attention", "invariant-log-prob", "invariant-model", "invariant-products", "invariant-rows",
+    "invariant-values", "kernel-calls", "kernel-devices", "kernel-no-rows", "kernel-random-numbers", "layer-norm",
+    "linear", "rms-norm", "rope", "state-space-scan",
 )]  # fmt: skip
 AWAITED = {
     "conformance-cpu": KERNELS,

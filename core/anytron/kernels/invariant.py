@@ -91,7 +91,7 @@ class OneFormula(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         del types
-        if func in (torch.sigmoid, functional.sigmoid):
+        if func in (torch.sigmoid, torch.Tensor.sigmoid, functional.sigmoid):
             return sigmoid(*args)
         if func is functional.silu:
             return silu(args[0])

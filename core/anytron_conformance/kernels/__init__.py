@@ -10,6 +10,7 @@ from anytron_conformance.kernels import (
     fused,
     invariance,
     invariant_attention,
+    invariant_model,
     linear_attention,
     log_probs,
     micro_batch,
@@ -30,4 +31,5 @@ RULES: tuple[Rule, ...] = (
     *behaviour.RULES,
     *invariance.RULES,
     *invariant_attention.RULES,
+    *invariant_model.RULES,
 )

@@ -137,3 +137,31 @@ def test_the_default_kernels_multiply_in_tiles_only_where_that_is_asked_for():
     assert fused.default_kernel(KernelName.GROUPED_MM, spec) is invariant.grouped_mm
     assert fused.default_kernel(KernelName.LINEAR, KernelSpec("cpu")) is fused.linear
     assert fused.default_kernel(KernelName.RMS_NORM, spec) is fused.rms_norm
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("function", "usual"), [(invariant.sigmoid, torch.sigmoid), (invariant.silu, torch.nn.functional.silu)]
+)
+def test_an_element_has_one_formula_wherever_it_is(function, usual, threads):
+    """With threads torch gives each a part, and every part has an end that no vector fills."""
+    x, before = random(3, 500, 333).requires_grad_(), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        whole = function(x)
+        for rows in (1, 7, 64, 301):
+            for width in (1, 48, 333):
+                assert torch.equal(function(x[-rows:, :width]), whole[-rows:, :width]), (rows, width)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(whole, usual(x))
+    (gradient,) = torch.autograd.grad(whole.sum(), x)
+    torch.testing.assert_close(gradient, torch.autograd.grad(usual(x).sum(), x)[0])
+
+
+def test_a_mode_gives_torchs_functions_one_formula():
+    x = random(4, 9, 5)
+    with invariant.OneFormula():
+        found = [torch.sigmoid(x), torch.nn.functional.sigmoid(x), x.sigmoid(), torch.nn.functional.silu(x), x.exp()]
+    expected = [invariant.sigmoid(x)] * 3 + [invariant.silu(x), x.exp()]
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
