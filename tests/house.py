@@ -73,7 +73,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__init__",),
     ),
     "anytron_rollout": (
-        ("generation", "invariant", "options", "quantization", "weights"),
+        ("checks", "generation", "invariant_experts", "options", "quantization", "weights"),
+        ("invariant",),
         ("transformers_engine",),
         ("__init__",),
     ),
