@@ -22,7 +22,7 @@ TOLD = (
 )  # fmt: skip
 """Values of ``model_type`` for which the engine can record the routing; a test compares it with Megatron's."""
 SAME_EXPERTS = (
-    "deepseek_v3", "dots1", "glm4_moe", "glm4_moe_lite", "hy_v3", "olmoe", "qwen2_moe", "qwen3_moe"
+    "deepseek_v3", "dots1", "glm4_moe", "glm4_moe_lite", "hy_v3", "minimax_m2", "olmoe", "qwen2_moe", "qwen3_moe"
 )  # fmt: skip
 """Values of ``model_type`` of language models with experts whose log-probs can be training's to the bit: those of
 :data:`anytron_rollout.invariant_experts.ROUTERS`."""

@@ -37,12 +37,17 @@ if TYPE_CHECKING:
 _ARGUMENTS = frozenset({"input_ids", "attention_mask", "position_ids", "past_key_values"})
 
 
+_CHOOSING_BIAS = "e_score_correction_bias"
+"""Part of the name, in every family, of the bias by which a router chooses experts."""
+
+
 def build_model(config: Any, dtype: torch.dtype, **arguments: Any) -> Any:
     """Build a model from its config, with uninitialized weights: drawing random ones takes seconds per billion.
 
     Args:
         config: A ``transformers.PretrainedConfig``.
-        dtype: Element type of the parameters.
+        dtype: Element type of the parameters, except those that transformers reads in float32 whatever it is, such as
+            the biases by which routers choose: rounded, they would choose other experts than training.
         arguments: Further arguments of transformers' ``from_config``, for example ``attn_implementation``.
 
     Returns:
@@ -51,11 +56,23 @@ def build_model(config: Any, dtype: torch.dtype, **arguments: Any) -> Any:
     config = logits_config(config)
     with no_init_weights():
         model = model_class(config).from_config(config, dtype=dtype, **arguments)
+    _keep_in_float32(model, dtype)
     model.tie_weights()
     take_latent_epsilon(model)
     # The model's own sampling defaults (temperature, repetition penalty) must not take effect.
     model.generation_config = GenerationConfig()
     return model
+
+
+def _keep_in_float32(model: Any, dtype: torch.dtype) -> None:
+    """Do what ``from_pretrained`` does, and ``from_config`` does not (transformers 5.23, ``_get_dtype_plan``).
+
+    Biases of routers are float32 in training, and so they are here in the families that transformers forgets.
+    """
+    names = set(model._keep_in_fp32_modules_strict or ()) if dtype in (torch.float16, torch.bfloat16) else set()
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if any(part in name for part in (*names, _CHOOSING_BIAS)):
+            tensor.data = tensor.data.float()
 
 
 @torch.inference_mode()

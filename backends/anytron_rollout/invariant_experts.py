@@ -68,8 +68,8 @@ def by_sigmoid(gate: Any, logits: Tensor, bias: Tensor | None) -> tuple[Tensor, 
     weights = scores.gather(1, chosen)
     if getattr(gate, "norm_topk_prob", True):
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
-    factor = gate.router_scaling_factor if hasattr(gate, "router_scaling_factor") else gate.routed_scaling_factor
-    return weights * factor, chosen
+    factor = getattr(gate, "router_scaling_factor", getattr(gate, "routed_scaling_factor", None))
+    return weights if factor is None else weights * factor, chosen
 
 
 ROUTERS: Mapping[str, Router] = {
@@ -78,6 +78,7 @@ ROUTERS: Mapping[str, Router] = {
     "glm4_moe": by_sigmoid,
     "glm4_moe_lite": by_sigmoid,
     "hy_v3": by_sigmoid,
+    "minimax_m2": by_sigmoid,
     "olmoe": by_softmax,
     "qwen2_moe": by_softmax,
     "qwen3_moe": by_softmax,

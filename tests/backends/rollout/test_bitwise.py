@@ -51,6 +51,7 @@ CHANGES = {
     "glm4_moe": SIGMOID,
     "glm4_moe_lite": {**SIGMOID, **LATENT, "num_key_value_heads": 4},
     "hy_v3": {"num_experts": 8, "router_scaling_factor": 2.8},
+    "minimax_m2": {"num_local_experts": 8},
     "olmoe": {"num_experts": 8},
     "qwen2_moe": {"num_experts": 8, "shared_expert_intermediate_size": 48},
     "qwen3_moe": {"num_experts": 8, "norm_topk_prob": True},
