@@ -27,7 +27,7 @@ SAME_EXPERTS = (
 """Values of ``model_type`` of language models with experts whose log-probs can be training's to the bit: those of
 :data:`anytron_rollout.invariant_experts.ROUTERS`."""
 
-_MEGATRON = "set rollout.engine=megatron, or engine.on_policy=close"
+_OTHERS = "rollout.engine=megatron, or engine.on_policy=close"
 
 
 def diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
@@ -51,12 +51,12 @@ def _differences(config: RunConfig, text: Mapping[str, Any]) -> Iterator[tuple[s
     kind = text.get("model_type")
     if has_experts(text) and kind not in SAME_EXPERTS:
         why = f"transformers computes the experts of a {kind} in another order than Megatron, and the engine has a "
-        yield f"{why}form in Megatron's order only for {', '.join(SAME_EXPERTS)}", _MEGATRON
+        yield f"{why}form in Megatron's order only for {', '.join(SAME_EXPERTS)}", f"set {_OTHERS}"
     if kind == "ernie4_5" and config.model.dtype != "float32":
         why = "transformers rotates the heads of an ernie4_5 in float32, and Megatron in the model's type"
-        yield why, f"set model.dtype=float32, or {_MEGATRON.removeprefix('set ')}"
+        yield why, f"set model.dtype=float32, {_OTHERS}"
     if config.parallel.sizes().tensor > 1:
         yield (
             "training adds up the parts of tensor-parallel ranks, and a rollout process has no parts",
-            f"set parallel.tensor_model_parallel_size=1, or {_MEGATRON.removeprefix('set ')}",
+            f"set parallel.tensor_model_parallel_size=1, {_OTHERS}",
         )

@@ -18,7 +18,7 @@ BEFORE = re.compile(
     r"|core/anytron_conformance/"
     r"|core/anytron/record/(?:tracking/(?:document|metric_table)|checkpoint/differences)\.py"
     r"|backends/anytron_megatron/(?:checks|estimate)/"
-    r"|backends/anytron_vllm/(?:checks|features)\.py"
+    r"|backends/anytron_(?:rollout|vllm)/(?:checks|features)\.py"
     r"|plugins/ascend/anytron_ascend/(?:options|platform|adaptors/mindspeed_llm|mindspeed_llm/\w+)\.py"
 )
 """What these say comes before the first step, of the configuration, the data and the machine: a run with a checkpoint
