@@ -171,31 +171,35 @@ class OwnExperts(PatchingMutant):
     """Routers of its own, which know nothing of replay."""
 
     rule, says = "router-replay", "Log-probs differ from transformers' with the given experts"
-    target = "megatron.core.transformer.moe.router:topk_routing_with_score_function"
+    target = "megatron.core.transformer.moe.router:TopKRouter.routing"
     replacement = "own_experts"
 
 
 def own_experts(original):
-    def topk_routing(*arguments, router_replay=None, **named):
-        return original(*arguments, **named)
+    def routing(self, *arguments, **named):
+        replay, self.router_replay = self.router_replay, None
+        try:
+            return original(self, *arguments, **named)
+        finally:
+            self.router_replay = replay
 
-    return topk_routing
+    return routing
 
 
 class EqualWeights(PatchingMutant):
     """Weighs the experts that are replayed without a gradient."""
 
     rule, says = "router-replay", "Gradients differ from transformers' with the given experts"
-    target = "megatron.core.transformer.moe.router:topk_routing_with_score_function"
+    target = "megatron.core.transformer.moe.router:TopKRouter.routing"
     replacement = "without_gradient"
 
 
 def without_gradient(original):
-    def topk_routing(*arguments, router_replay=None, **named):
-        probs, chosen = original(*arguments, router_replay=router_replay, **named)
-        return (probs if router_replay is None else probs.detach().requires_grad_()), chosen
+    def routing(self, *arguments, **named):
+        probs, chosen = original(self, *arguments, **named)
+        return (probs if self.router_replay is None else probs.detach().requires_grad_()), chosen
 
-    return topk_routing
+    return routing
 
 
 class CutAdapters(PatchingMutant):
