@@ -27,8 +27,6 @@ KERNELS = [f"kernels.{name}" for name in (
     "linear", "rms-norm", "rope", "state-space-scan",
 )]  # fmt: skip
 AWAITED = {
-    "conformance-cpu": KERNELS,
-    "conformance-basalt": KERNELS,
     "conformance-ascend": KERNELS,
     "conformance-cuda": [NEW[0], *KERNELS, NEW[1]],
     "conformance-mindspeed": NEW[1:],
