@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import ConfigError
 from anytron.config.diagnostics import Diagnostic
-from anytron.task.data.model_files import has_experts, read_config
+from anytron.task.data.model_files import as_known, has_experts, logits_fields, read_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.device.platform import Platform
 
-TOLD = (
+RECORDED = (
     "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "gpt_oss", "hy_v3",
     "minimax_m2", "olmoe", "qwen2_moe", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "qwen3_omni_moe",
     "qwen3_vl_moe",
@@ -27,7 +27,7 @@ SAME_EXPERTS = (
 """Values of ``model_type`` of language models with experts whose log-probs can be training's to the bit: those of
 :data:`anytron_rollout.invariant_experts.ROUTERS`."""
 
-_OTHERS = "rollout.engine=megatron, or engine.on_policy=close"
+_ELSEWHERE = "rollout.engine=megatron, or engine.on_policy=close"
 
 
 def diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
@@ -35,12 +35,15 @@ def diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
     del platform
     model = config.model
     try:
-        fields = (model.config or {}) if model.path is None else read_config(Path(model.path))
+        inline = logits_fields(as_known(model.config or {}))
+        fields = inline if model.path is None else read_config(Path(model.path))
     except ConfigError:
         return  # reported by itself
-    if config.rollout.replay_routing and fields.get("model_type") not in TOLD:
+    if config.rollout.replay_routing and fields.get("model_type") not in RECORDED:
         message = f"the engine transformers cannot record the routing of {fields.get('model_type')}"
-        yield Diagnostic("error", "rollout.replay_routing", message, f"remove it (supported types: {', '.join(TOLD)})")
+        yield Diagnostic(
+            "error", "rollout.replay_routing", message, f"remove it (supported types: {', '.join(RECORDED)})"
+        )
     if config.engine.on_policy == "bitwise":
         for why, fix in _differences(config, fields.get("text_config") or fields):
             yield Diagnostic("error", "engine.on_policy", why, fix)
@@ -50,13 +53,13 @@ def _differences(config: RunConfig, text: Mapping[str, Any]) -> Iterator[tuple[s
     """What makes log-probs differ from training's, and how to avoid it."""
     kind = text.get("model_type")
     if has_experts(text) and kind not in SAME_EXPERTS:
-        why = f"transformers computes the experts of a {kind} in another order than Megatron, and the engine has a "
-        yield f"{why}form in Megatron's order only for {', '.join(SAME_EXPERTS)}", f"set {_OTHERS}"
+        why = f"there is no form of a {kind}'s experts that computes in Megatron's order, as there is for "
+        yield f"{why}{', '.join(SAME_EXPERTS)}", f"set {_ELSEWHERE}"
     if kind == "ernie4_5" and config.model.dtype != "float32":
         why = "transformers rotates the heads of an ernie4_5 in float32, and Megatron in the model's type"
-        yield why, f"set model.dtype=float32, {_OTHERS}"
-    if config.parallel.sizes().tensor > 1:
-        yield (
-            "training adds up the parts of tensor-parallel ranks, and a rollout process has no parts",
-            f"set parallel.tensor_model_parallel_size=1, {_OTHERS}",
-        )
+        yield why, f"set model.dtype=float32, {_ELSEWHERE}"
+    sizes, split = config.parallel.sizes(), "training adds up the parts of {} ranks, and a rollout process has no parts"
+    if sizes.tensor > 1:
+        yield split.format("tensor-parallel"), f"set parallel.tensor_model_parallel_size=1, {_ELSEWHERE}"
+    elif sizes.expert_tensor > 1:
+        yield split.format("expert-tensor-parallel"), f"set parallel.expert_tensor_parallel_size=1, {_ELSEWHERE}"

@@ -38,7 +38,7 @@ _ARGUMENTS = frozenset({"input_ids", "attention_mask", "position_ids", "past_key
 
 
 _CHOOSING_BIAS = "e_score_correction_bias"
-"""Part of the name, in every family, of the bias by which a router chooses experts."""
+"""Part of the names of the biases by which routers choose experts, in every family that Anytron trains."""
 
 
 def build_model(config: Any, dtype: torch.dtype, **arguments: Any) -> Any:
@@ -46,8 +46,8 @@ def build_model(config: Any, dtype: torch.dtype, **arguments: Any) -> Any:
 
     Args:
         config: A ``transformers.PretrainedConfig``.
-        dtype: Element type of the parameters, except those that transformers reads in float32 whatever it is, such as
-            the biases by which routers choose: rounded, they would choose other experts than training.
+        dtype: Element type of the parameters, except those that transformers reads in float32 whatever ``dtype`` is,
+            such as the biases by which routers choose: rounded, they would choose other experts than training.
         arguments: Further arguments of transformers' ``from_config``, for example ``attn_implementation``.
 
     Returns:
@@ -65,9 +65,10 @@ def build_model(config: Any, dtype: torch.dtype, **arguments: Any) -> Any:
 
 
 def _keep_in_float32(model: Any, dtype: torch.dtype) -> None:
-    """Do what ``from_pretrained`` does, and ``from_config`` does not (transformers 5.23, ``_get_dtype_plan``).
+    """Convert to float32 the tensors that ``from_pretrained`` reads in float32, and every router's choosing bias.
 
-    Biases of routers are float32 in training, and so they are here in the families that transformers forgets.
+    ``from_config`` leaves them in ``dtype`` (transformers 5.23, ``_get_dtype_plan``), and the list of transformers has
+    no bias of MiniMax-M2. In training these biases are float32.
     """
     names = set(model._keep_in_fp32_modules_strict or ()) if dtype in (torch.float16, torch.bfloat16) else set()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):

@@ -6,18 +6,20 @@ kernel that training uses. Batches have prompts of one length: padding on the le
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.activations import SiLUActivation
 from transformers.masking_utils import sdpa_mask
 
+from anytron.base.errors import EngineError
 from anytron.base.traits import ModelTraits
 from anytron.kernels.contract import AttentionCall, AttentionSpec, KernelName, KernelSpec, LogProbSpec
+from anytron.kernels.fused import default_kernel
 from anytron.kernels.invariant import silu
-from anytron_rollout.invariant_experts import rebind_experts
+from anytron_rollout.invariant_experts import ACTIVATIONS, rebind_experts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,18 +46,24 @@ class InvariantModel:
         kernels: Source of company-invariant kernels.
         device_type: ``torch.device`` type of the model.
         chunk_tokens: As :attr:`anytron.kernels.contract.LogProbSpec.chunk_tokens`.
+
+    Raises:
+        EngineError: The platform has another kernel where transformers' formula stays, or experts are of a form that
+            is not known.
     """
 
     def __init__(self, model: Any, kernels: KernelSource, device_type: str, chunk_tokens: int) -> None:
         self._head = model.get_output_embeddings()
         self._hidden: Tensor | None = None
         dtype = self._head.weight.dtype
-        linear = kernels.fused_kernel(KernelName.LINEAR, KernelSpec(device_type, dtype))
+        spec = KernelSpec(device_type, dtype)
+        _require_default(kernels, spec)
+        linear = kernels.fused_kernel(KernelName.LINEAR, spec)
         attention = partial(_attention_kernel, kernels, device_type)
         for module in model.modules():
             if isinstance(module, nn.Linear) and module is not self._head:
                 vars(module)["forward"] = partial(_multiply, linear, module)
-            if isinstance(module, nn.SiLU | SiLUActivation):
+            if isinstance(module, ACTIVATIONS):
                 vars(module)["forward"] = silu
             vars(module)[_KERNEL] = attention
         rebind_experts(model, kernels, device_type)
@@ -70,6 +78,17 @@ class InvariantModel:
 
     def _remember(self, _head: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         self._hidden = arguments[0][:, -1]
+
+
+def _require_default(kernels: KernelSource, spec: KernelSpec) -> None:
+    for name in (KernelName.RMS_NORM, KernelName.SWIGLU, KernelName.ROPE):
+        if kernels.fused_kernel(name, spec) is not default_kernel(name, replace(spec, invariant=True)):
+            raise EngineError(
+                f"The platform computes {name.value} with a kernel that transformers does not call.",
+                where="engine.on_policy=bitwise with rollout.engine=transformers",
+                why="training would use that kernel, and the rollout transformers' formula, whose bits may differ",
+                fix="set rollout.engine=megatron, or engine.on_policy=close",
+            )
 
 
 def _multiply(linear: Callable[..., Tensor], module: nn.Linear, x: Tensor) -> Tensor:

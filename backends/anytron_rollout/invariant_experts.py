@@ -12,19 +12,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.activations import SiLUActivation
 
+from anytron.base.errors import EngineError
 from anytron.kernels.contract import KernelName, KernelSpec
 from anytron.kernels.invariant import OneFormula, sigmoid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from torch import nn
-
     from anytron.kernels.contract import KernelSource
 
     Router = Callable[[nn.Module, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+
+ACTIVATIONS = (nn.SiLU, SiLUActivation)
+"""Modules that compute SiLU."""
 
 
 def rebind_experts(model: Any, kernels: KernelSource, device_type: str) -> None:
@@ -34,25 +37,29 @@ def rebind_experts(model: Any, kernels: KernelSource, device_type: str) -> None:
         model: A ``transformers.PreTrainedModel``. Nothing happens if it has no experts.
         kernels: Source of company-invariant kernels.
         device_type: ``torch.device`` type of the model.
+
+    Raises:
+        EngineError: The model has experts of another form than those of :data:`ROUTERS`.
     """
-    for block in model.modules():
-        experts, gate = getattr(block, "experts", None), getattr(block, "gate", None)
-        if experts is None or gate is None:
-            continue
-        dtype = experts.gate_up_proj.dtype
-        multiply, gate_up = (
-            kernels.fused_kernel(name, KernelSpec(device_type, dtype))
-            for name in (KernelName.GROUPED_MM, KernelName.SWIGLU)
-        )
-        vars(experts)["forward"] = partial(_compute, multiply, gate_up, experts)
+    blocks = [module for module in model.modules() if isinstance(getattr(module, "experts", None), nn.Module)]
+    if not blocks:
+        return
+    kind = model.config.get_text_config().model_type
+    linear = kernels.fused_kernel(KernelName.LINEAR, KernelSpec(device_type, torch.float32))
+    for block in blocks:
+        experts, gate = block.experts, getattr(block, "gate", None)
+        if kind not in ROUTERS or gate is None or not isinstance(experts.act_fn, ACTIVATIONS):
+            raise _unknown(kind, type(block).__name__)
+        spec = KernelSpec(device_type, experts.gate_up_proj.dtype)
+        multiply, swiglu = (kernels.fused_kernel(name, spec) for name in (KernelName.GROUPED_MM, KernelName.SWIGLU))
+        vars(experts)["forward"] = partial(_compute, multiply, swiglu, experts)
+        vars(gate)["forward"] = partial(_route, linear, ROUTERS[kind], gate)
         if hasattr(block, "shared_expert_gate"):
             vars(block)["forward"] = partial(_by_one_formula, type(block).forward, block)
-        linear = kernels.fused_kernel(KernelName.LINEAR, KernelSpec(device_type, torch.float32))
-        vars(gate)["forward"] = partial(_route, linear, ROUTERS[model.config.get_text_config().model_type], gate)
 
 
 def by_softmax(gate: Any, logits: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Weights are probabilities among the chosen experts or, unless they are normalised, among all."""
+    """Weigh the chosen experts by their probabilities, of which the sum is 1 if the router normalises them."""
     if gate.norm_topk_prob:
         scores, chosen = torch.topk(logits, gate.top_k, dim=1)
         return torch.softmax(scores, dim=-1), chosen
@@ -61,7 +68,7 @@ def by_softmax(gate: Any, logits: Tensor, _: Tensor | None) -> tuple[Tensor, Ten
 
 
 def by_sigmoid(gate: Any, logits: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Sigmoids are the weights; with a bias they decide who is chosen, within the best groups if there are several."""
+    """Choose by sigmoid plus bias, within the best groups if there are several; weigh by the sigmoid."""
     scores = sigmoid(logits)
     biased = scores + (gate.e_score_correction_bias if bias is None else bias)
     chosen = torch.topk(_in_best_groups(gate, biased), gate.top_k, dim=1)[1]
@@ -83,8 +90,8 @@ ROUTERS: Mapping[str, Router] = {
     "qwen2_moe": by_softmax,
     "qwen3_moe": by_softmax,
 }
-"""How each ``model_type`` chooses: from a router, logits float32 ``[N, E]`` and a bias ``[E]`` that the router is
-called with or None, to weights float32 and experts ``[N, K]``."""
+"""The function that routes, by ``model_type``. It gets the router, logits float32 ``[N, E]``, and the bias ``[E]`` with
+which the router was called or None; it returns weights float32 ``[N, K]`` and experts int64 ``[N, K]``."""
 
 
 def _route(
@@ -103,7 +110,11 @@ def _compute(
     chosen: Tensor,
     weights: Tensor,
 ) -> Tensor:
-    """As experts of transformers: ``x`` ``[N, H]``, chosen experts and their float32 weights ``[N, K]``."""
+    """As experts of transformers: compute ``x`` ``[N, H]`` with chosen experts and their float32 weights ``[N, K]``.
+
+    Returns:
+        ``[N, H]`` in the type of ``x``.
+    """
     order = chosen.flatten().argsort(stable=True)
     rows = order // chosen.shape[1]
     splits = torch.bincount(chosen.flatten(), minlength=experts.num_experts).tolist()
@@ -118,6 +129,7 @@ def _by_one_formula(forward: Callable[..., Any], block: nn.Module, *args: Any, *
 
 
 def _in_best_groups(gate: Any, scores: Tensor) -> Tensor:
+    """Set scores ``[N, E]`` to -inf outside a token's best groups, which are those with the largest two scores."""
     groups = getattr(gate, "num_group", None) or 1
     if groups == 1:
         return scores
@@ -125,3 +137,12 @@ def _in_best_groups(gate: Any, scores: Tensor) -> Tensor:
     best = parts.topk(2, dim=-1)[0].sum(-1).topk(gate.topk_group, dim=-1)[1]
     kept = torch.zeros(parts.shape[:2], dtype=torch.bool, device=scores.device).scatter_(1, best, value=True)
     return parts.masked_fill(~kept[..., None], -torch.inf).view_as(scores)
+
+
+def _unknown(kind: str, block: str) -> EngineError:
+    return EngineError(
+        "The rollout engine cannot compute this model's experts in Megatron's order.",
+        where=f"engine.on_policy=bitwise, {block} of a {kind}",
+        why=f"it knows gated experts with SiLU of {', '.join(ROUTERS)}",
+        fix="set rollout.engine=megatron, or engine.on_policy=close",
+    )

@@ -227,7 +227,7 @@ class RoutingRecorder:
     """Records which experts the routers of one model choose.
 
     Args:
-        model: A Hugging Face model of a type in :data:`anytron_rollout.checks.TOLD`.
+        model: A Hugging Face model of a type in :data:`anytron_rollout.checks.RECORDED`.
 
     Raises:
         EngineError: The model has no modules of experts with the name that transformers gives them.

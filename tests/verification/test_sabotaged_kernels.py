@@ -50,6 +50,11 @@ MUTANTS = {
 entries of a vocabulary or more keys than are here."""
 
 
+def train(example, folder, environment, settings):
+    command = [sys.executable, "-m", "anytron", "train", str(example), *settings, f"trainer.output_dir={folder}/run"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_the_first_step_ends_the_run(mutant, tmp_path):
@@ -57,25 +62,16 @@ def test_the_first_step_ends_the_run(mutant, tmp_path):
     environment["PYTHONPATH"] = os.pathsep.join([environment["PYTHONPATH"], str(ROOT)])
     name, settings = MUTANTS[mutant]
     example = ROOT / "examples" / f"{name}.yaml"
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "anytron",
-            "train",
-            str(example),
-            *SETTINGS,
-            *settings,
-            f"trainer.output_dir={tmp_path}/run",
-        ],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    done = train(example, tmp_path, environment, (*SETTINGS, *settings))
 
     assert done.returncode == 1, done.stdout[-2000:]
     assert "A token's log-prob in training differs from the rollout's" in done.stderr
     assert re.search(r"in this micro-batch [1-9]\d* of \d+ tokens differ", done.stderr)
-    assert not list((tmp_path / "run").rglob("step_1*"))
+    assert "step 1/2" not in done.stdout
+
+
+@pytest.mark.slow
+def test_a_run_without_sabotage_goes_on(tmp_path):
+    done = train(ROOT / "examples" / "grpo_sort.yaml", tmp_path, dict(os.environ), SETTINGS[:-1])
+
+    assert (done.returncode, "step 1/2" in done.stdout) == (0, True), done.stderr

@@ -33,6 +33,9 @@ def _obstacles(policy: Subject, run: RunConfig, options: MegatronOptions) -> Ite
         why = f"no test has compared the bits of a {family.model_type} in training and in decoding; linear attention, "
         why += "for example, is computed in chunks when it is trained and token by token when it decodes"
         yield why, f"train a model of another family ({proved('cache')})"
+    activation = policy.text.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        yield f"no test has compared the bits of the activation {activation}", "train a model whose hidden_act is silu"
     if run.model.lora is not None:
         yield "adapters have layers whose bits no test has compared", "remove model.lora"
     if sizes.context > 1:

@@ -74,33 +74,39 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
     return result[:count]
 
 
-def sigmoid(x: Tensor) -> Tensor:
-    """Return the sigmoid of each element, by one formula for all, in the shape and type of ``x``."""
-    return _each(torch.sigmoid, x)
+def sigmoid(input: Tensor) -> Tensor:
+    """Return the sigmoid of each element, by one formula for all, in the shape and type of ``input``."""
+    return _each(torch.sigmoid, input)
 
 
-def silu(x: Tensor) -> Tensor:
-    """Return ``x * sigmoid(x)`` of each element, by one formula for all, in the shape and type of ``x``."""
-    return _each(functional.silu, x)
+def silu(input: Tensor) -> Tensor:
+    """Return ``input * sigmoid(input)`` of each element, by one formula for all, in the shape and type of ``input``."""
+    return _each(functional.silu, input)
 
 
 class OneFormula(TorchFunctionMode):
-    """While it is entered, torch's sigmoid and SiLU compute each element by one formula."""
+    """While it is entered, ``torch.sigmoid``, ``Tensor.sigmoid`` and ``functional.silu`` have one formula for all.
+
+    Calls that write into a tensor (``out``, ``inplace``) raise ``TypeError``.
+    """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         del types
+        settings = {name: value for name, value in (kwargs or {}).items() if value is not False}
         if func in (torch.sigmoid, torch.Tensor.sigmoid, functional.sigmoid):
-            return sigmoid(*args)
+            return sigmoid(*args, **settings)
         if func is functional.silu:
-            return silu(args[0])
+            return silu(*args, **settings)
         return func(*args, **(kwargs or {}))
 
 
 def _each(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    if not x.is_cpu:
+        return function(x)
     flat = functional.pad(x.flatten(), (0, -x.numel() % _VECTOR))
-    parts = flat.split(_SERIAL) if x.is_cpu and torch.get_num_threads() > 1 else [flat]
+    parts = flat.split(_SERIAL) if torch.get_num_threads() > 1 else [flat]
     return torch.cat([function(part) for part in parts])[: x.numel()].view_as(x)
 
 

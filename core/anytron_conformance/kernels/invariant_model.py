@@ -1,4 +1,4 @@
-"""The rule of a whole company-invariant model: a token's log-prob has the same bits in generation and in training."""
+"""The rule of a whole company-invariant model: generation and training give a token the same log-prob, to the bit."""
 
 from __future__ import annotations
 
@@ -183,8 +183,8 @@ def _rows(decoder: Decoder, own: Tensor, whole: Tensor) -> None:
 def model(subject: Subject, case: Case) -> None:
     """Compute a sequence of 97 tokens alone, and compare bytes of log-probs and entropies with other calls.
 
-    The model has two layers of width 1024 with 8 heads. The sequence is the first, the middle or the last of 2, 33
-    and 1000 sequences; it is cut to prefixes, decoded token by token with cached keys, alone and beside others,
+    The model has two dense layers of width 1024 with 8 heads. The sequence is the first, the middle or the last of
+    2, 33 and 1000 sequences; it is cut to prefixes, decoded token by token with cached keys, alone and beside others,
     computed in padded rows, and computed once more. A kernel breaks this rule alone if it depends on more rows than
     the other rules have, or on the order of calls. The modules of an engine are compared by ``anytron compare``.
     """

@@ -6,8 +6,12 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from anytron.base.errors import EngineError
 from anytron.device.loading import open_session
+from anytron.kernels.contract import KernelName
+from anytron.kernels.fused import default_kernel
 from anytron_rollout.checks import diagnostics
+from anytron_rollout.invariant import InvariantModel
 from anytron_rollout.invariant_experts import ROUTERS, rebind_experts
 from tests.backends.rollout.conftest import run_config
 
@@ -19,15 +23,28 @@ EXPERTS = {"num_experts": 8}
     [
         ({"model_type": "qwen3_moe", **EXPERTS}, "bfloat16", 1, None),
         ({"model_type": "ernie4_5"}, "float32", 1, None),
-        ({"model_type": "gpt_oss", **EXPERTS}, "float32", 1, "computes the experts of a gpt_oss in another order"),
-        ({"model_type": "qwen3_5_moe", "text_config": {"model_type": "own", **EXPERTS}}, "float32", 1, "of a own in"),
+        ({"model_type": "gpt_oss", **EXPERTS}, "float32", 1, "no form of a gpt_oss's experts"),
+        (
+            {"model_type": "qwen3_5_moe", "text_config": {"model_type": "own", **EXPERTS}},
+            "float32",
+            1,
+            "a own's experts",
+        ),
+        (
+            {"model_type": "q", "thinker_config": {"text_config": {"model_type": "omni", **EXPERTS}}},
+            "float32",
+            1,
+            "a omni's",
+        ),
         ({"model_type": "ernie4_5"}, "bfloat16", 1, "rotates the heads of an ernie4_5 in float32"),
-        ({"model_type": "qwen3"}, "float32", 2, "a rollout process has no parts"),
+        ({"model_type": "qwen3"}, "float32", 2, "of tensor-parallel ranks, and a rollout process has no parts"),
+        ({"model_type": "qwen3_moe", **EXPERTS}, "float32", -2, "of expert-tensor-parallel ranks"),
     ],
 )
 def test_a_difference_that_is_certain_or_untested_is_refused(fields, dtype, tensor, message):
     config = run_config({"config": fields, "dtype": dtype, "tokenizer": "sort_digits.py:tokenizer"})
-    parallel = config.parallel.model_copy(update={"tensor_model_parallel_size": tensor, "world_size": tensor})
+    name = f"{'expert_' * (tensor < 0)}tensor_{'model_' * (tensor > 0)}parallel_size"
+    parallel = config.parallel.model_copy(update={name: abs(tensor)})
     close = config.model_copy(update={"parallel": parallel})
     bitwise = close.model_copy(update={"engine": config.engine.model_copy(update={"on_policy": "bitwise"})})
 
@@ -52,7 +69,7 @@ CHANGES = {
     "glm4_moe_lite": {**SIGMOID, **LATENT, "num_key_value_heads": 4},
     "hy_v3": {"num_experts": 8, "router_scaling_factor": 2.8},
     "minimax_m2": {"num_local_experts": 8},
-    "olmoe": {"num_experts": 8},
+    "olmoe": {"num_experts": 8, "norm_topk_prob": False},
     "qwen2_moe": {"num_experts": 8, "shared_expert_intermediate_size": 48},
     "qwen3_moe": {"num_experts": 8, "norm_topk_prob": True},
 }
@@ -73,3 +90,24 @@ def test_experts_compute_what_those_of_transformers_do(model_type):
         found = model(tokens).logits
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
     assert not torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [("mixtral", {"num_local_experts": 4}), ("qwen3_moe", {"num_experts": 8, "hidden_act": "gelu"})],
+)
+def test_other_experts_are_an_error_and_stay_as_they_are(model_type, changes):
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **{**SIZES, **changes}))
+
+    with pytest.raises(EngineError, match="cannot compute this model's experts in Megatron's order"):
+        rebind_experts(model, open_session("cpu").hooks, "cpu")
+
+
+def test_a_platform_s_kernel_that_transformers_does_not_call_is_an_error():
+    class OwnNorm:
+        def fused_kernel(self, name, spec):
+            return (lambda *_: None) if name is KernelName.RMS_NORM else default_kernel(name, spec)
+
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **SIZES))
+    with pytest.raises(EngineError, match="computes rms_norm with a kernel that transformers does not call"):
+        InvariantModel(model, OwnNorm(), "cpu", 64)

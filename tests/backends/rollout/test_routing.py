@@ -12,7 +12,7 @@ from anytron.task.data.model_files import as_known
 from anytron.task.data.pretrained import logits_config, model_class, read_hf_config, take_latent_epsilon
 from anytron.workers.engines.rollout_engine import PromptInputs, SamplingParams
 from anytron_conformance.tiny_models import CONFIGS, write_tiny_model
-from anytron_rollout.checks import TOLD, diagnostics
+from anytron_rollout.checks import RECORDED, diagnostics
 from anytron_rollout.transformers_engine import RoutingRecorder
 from tests.backends.megatron.families.layouts import WITH_REPLAY
 from tests.backends.megatron.families.published import PUBLISHED, write_published_model
@@ -37,7 +37,7 @@ def written(name, directory):
 
 
 def test_every_family_that_is_told_is_one_of_these():
-    assert {({**CONFIGS, **PUBLISHED}[name])["model_type"] for name in (*CHANGES, *OTHERS)} == set(TOLD)
+    assert {({**CONFIGS, **PUBLISHED}[name])["model_type"] for name in (*CHANGES, *OTHERS)} == set(RECORDED)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -114,7 +114,7 @@ FAULTS = {
     "exits": "SystemExit",
     "dies": "exited with status 4",
     "hangs": "more than 3 s",
-    "no reward": "got none",
+    "no reward": "no reward was returned",
     "text": "it is a str",
     "nan": "not a finite number",
     "edits": "history_not_recorded",

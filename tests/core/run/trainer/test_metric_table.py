@@ -25,6 +25,8 @@ ELSEWHERE = {metric.name for metric in METRICS if metric.name.startswith("memory
 """Plain torch on a processor gives no memory back; tests/demo/test_metrics.py has these of real engines."""
 ELSEWHERE |= {"throughput/mfu"}
 """A processor has no peak; tests/core/run/trainer/test_throughput.py computes it."""
+ELSEWHERE |= {"policy/rollout_mismatch"}
+"""Of ``engine.on_policy=bitwise``, which plain torch does not obey; tests/demo/test_on_policy.py reads it."""
 FUNCTIONS = """
 from anytron.algorithms.contract import TokenLosses
 
