@@ -82,6 +82,7 @@ def verify(*, as_json: bool) -> int:
     """Count those that change a number, and those of them that ``anytron verify`` catches."""
     sys.path.insert(0, str(HERE.parents[1]))
     from tests.conformance.verified import counted, every_mutant, look_at_all, row
+    from tests.warm_python import end_server
 
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("mutants", total=len(every_mutant()))
@@ -91,6 +92,7 @@ def verify(*, as_json: bool) -> int:
             progress.advance(task)
 
         findings = look_at_all(advance)
+    end_server()  # it would outlive this program
     found = counted(findings)
     if as_json:
         print(json.dumps(found))

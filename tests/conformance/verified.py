@@ -44,7 +44,7 @@ from tests.conformance.lasting_ranks import LastingProcesses
 from tests.conformance.mutant import Mutant, Unbroken, mutants_of
 from tests.conformance.remembered import remember
 from tests.conformance.runs import ROOT, RUNS, SAME, configuration, write_models
-from tests.warm_python import WarmPopen, end_server
+from tests.warm_python import WarmPopen
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -285,7 +285,6 @@ def look_at_all(advance) -> list[Finding]:
         for mutant in every_mutant():
             findings.append(laboratory.look(mutant))
             advance(findings[-1])
-    end_server()
     return findings
 
 
