@@ -143,14 +143,7 @@ class RouterReplays:
         """
         counted = [replay.rerouted for replay in self._replays if replay.rerouted is not None]
         if len(counted) < len(self._replays):
-            raise EngineError(
-                "A router did not replay the experts that it was given.",
-                where="router replay",
-                why="the router's layer did not run, or the router chose experts without calling "
-                "router_replay.get_replay_topk",
-                fix="use a version of megatron-core that tests cover (docs/reference/megatron-versions.md), or turn "
-                "router replay off",
-            )
+            raise _unasked()
         total = torch.stack([torch.zeros((), device=self._device), *counted]).sum()
         # Ranks that share a micro-batch's tokens have different ones.
         torch.distributed.all_reduce(total, group=parallel_state.get_tensor_and_context_parallel_group())
@@ -163,7 +156,10 @@ class RouterReplays:
         records = [_Record() for _ in routers]
         with _choosing(routers, records):
             yield
-        self._recorded[chunk].append(self._to_tokens([record.experts for record in records], layout))
+        chosen = [record.experts for record in records if record.experts is not None]
+        if len(chosen) < len(records):
+            raise _unasked()
+        self._recorded[chunk].append(self._to_tokens(chosen, layout))
 
     def _to_tokens(self, chosen: Sequence[Tensor], layout: SequenceLayout) -> Tensor:
         """Bring routers' choices, int64 ``[N, K]`` of this rank's tokens each, to int32 ``[T, layers, K]``."""
@@ -215,15 +211,16 @@ class _Chooser(Protocol):
 
 
 class _Record:
-    """Leaves the choice to the router and records it."""
+    """Leaves the choice to the router and records it: int64 ``[N, K]``, None before the first call."""
 
-    experts: Tensor
+    experts: Tensor | None = None
 
     def get_replay_topk(
         self, scores: Tensor, topk: int, num_groups: int | None, group_topk: int | None, default_compute_topk: TopK
     ) -> tuple[Tensor, Tensor]:
-        values, self.experts = default_compute_topk(scores, topk, num_groups=num_groups, group_topk=group_topk)
-        return values, self.experts
+        values, experts = default_compute_topk(scores, topk, num_groups=num_groups, group_topk=group_topk)
+        self.experts = experts
+        return values, experts
 
 
 class _Replay:
@@ -271,3 +268,13 @@ def _choosing(routers: Sequence[TopKRouter], choosers: Sequence[_Chooser]) -> It
     finally:
         for router in routers:
             router.router_replay = None
+
+
+def _unasked() -> EngineError:
+    return EngineError(
+        "A router did not ask which experts to choose.",
+        where="router replay",
+        why="the router's layer did not run, or the router chose experts without calling router_replay.get_replay_topk",
+        fix="use a version of megatron-core that tests cover (docs/reference/megatron-versions.md), or turn router "
+        "replay off",
+    )

@@ -246,6 +246,25 @@ def test_the_reference_routes_for_itself_and_a_batch_without_routing_is_refused(
     assert largest(log_probs - truth_of("qwen3_moe").unforced) <= 1e-5
 
 
+SILENT = "lambda original: lambda self, *a, **k: (vars(self).update(router_replay=None), original(self, *a, **k))[1]"
+
+
+def test_a_router_that_does_not_ask_is_an_error(start_engine, directory_of, batch_of, compute, write_extension):
+    """Whether its choice would be recorded, for a second update, or replayed."""
+    write_extension("megatron.core.transformer.moe.router:TopKRouter.routing", SILENT)
+    with pytest.raises(EngineError, match="A router did not ask which experts to choose"):
+        compute("qwen3_moe", batch_of("qwen3_moe"))
+    settings = {
+        "model": {"path": str(directory_of("qwen3_moe"))},
+        "engine": {"options": {"router_replay": "old-log-probs"}},
+    }
+    with (
+        start_engine(**settings) as (workers, updates, _),
+        pytest.raises(EngineError, match="A router did not ask which experts to choose"),
+    ):
+        workers.token_outputs(batch_of("qwen3_moe"), updates, "policy")
+
+
 def rolled_out_by(directory, dtype, scratch):
     """Let the engine transformers make responses, with their routing."""
     engine = engine_for(run_config({"path": str(directory), "dtype": dtype}, replay_routing=True))
