@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anytron.base.errors import ConfigError
 from anytron.config.diagnostics import Diagnostic
-from anytron.task.data.model_files import as_known, has_experts, logits_fields, read_config
+from anytron.task.data.model_files import has_experts, stated_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,12 +31,9 @@ _ELSEWHERE = "rollout.engine=megatron, or engine.on_policy=close"
 def diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
     """Refuse to record a routing, or to be equal to the bit, where the engine cannot; on any platform."""
     del platform
-    model = config.model
-    try:
-        inline = logits_fields(as_known(model.config or {}))
-        fields = inline if model.path is None else read_config(Path(model.path))
-    except ConfigError:
-        return  # reported by itself
+    fields = stated_config(config.model.path, config.model.config)
+    if not fields:
+        return
     if config.rollout.replay_routing and fields.get("model_type") not in RECORDED:
         message = f"the engine transformers cannot record the routing of {fields.get('model_type')}"
         yield Diagnostic(
@@ -50,7 +45,7 @@ def diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
 
 
 def _differences(config: RunConfig, text: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What makes log-probs differ from training's, and how to avoid it."""
+    """Yield each reason why log-probs would differ from training's, with its remedy."""
     kind = text.get("model_type")
     if has_experts(text) and kind not in SAME_EXPERTS:
         why = f"there is no form of a {kind}'s experts that computes in Megatron's order, as there is for "

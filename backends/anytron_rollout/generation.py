@@ -70,9 +70,10 @@ def _keep_in_float32(model: Any, dtype: torch.dtype) -> None:
     ``from_config`` leaves them in ``dtype`` (transformers 5.23, ``_get_dtype_plan``), and the list of transformers has
     no bias of MiniMax-M2. In training these biases are float32.
     """
-    names = set(model._keep_in_fp32_modules_strict or ()) if dtype in (torch.float16, torch.bfloat16) else set()
+    half = dtype in (torch.float16, torch.bfloat16)
+    kept = (_CHOOSING_BIAS, *(model._keep_in_fp32_modules_strict or () if half else ()))
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if any(part in name for part in (*names, _CHOOSING_BIAS)):
+        if any(part in name for part in kept):
             tensor.data = tensor.data.float()
 
 

@@ -81,8 +81,10 @@ class InvariantModel:
 
 
 def _require_default(kernels: KernelSource, spec: KernelSpec) -> None:
-    for name in (KernelName.RMS_NORM, KernelName.SWIGLU, KernelName.ROPE):
-        if kernels.fused_kernel(name, spec) is not default_kernel(name, replace(spec, invariant=True)):
+    """Raise :class:`EngineError` if training has a kernel of the platform where the rollout keeps its own formula."""
+    norm = replace(spec, options={"eps": 1e-6, "zero_centered": False})
+    for name, one in ((KernelName.RMS_NORM, norm), (KernelName.SWIGLU, spec), (KernelName.ROPE, spec)):
+        if kernels.fused_kernel(name, one) is not default_kernel(name, replace(one, invariant=True)):
             raise EngineError(
                 f"The platform computes {name.value} with a kernel that transformers does not call.",
                 where="engine.on_policy=bitwise with rollout.engine=transformers",

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from anytron.base.errors import ConfigError
 from anytron.config.diagnostics import Diagnostic
-from anytron.task.data.model_files import THINKER, faults, has_experts, logits_fields, read_config
+from anytron.task.data.model_files import THINKER, has_experts, stated_config
 from anytron.task.data.pretrained import processor_files
 from anytron_vllm.features import feature_diagnostics
 from anytron_vllm.installation import INSTALL, find_installation
@@ -132,13 +131,8 @@ def model_config(run: RunConfig) -> tuple[str, Mapping[str, Any]]:
     Returns:
         ``model.path`` or ``model.config``, and the fields: none if the config is malformed, which the core reports.
     """
-    if run.model.path is None:
-        fields = run.model.config or {}
-        return "model.config", {} if any(faults(fields)) else logits_fields(fields)
-    try:
-        return "model.path", read_config(Path(run.model.path))
-    except ConfigError:
-        return "model.path", {}
+    key = "model.config" if run.model.path is None else "model.path"
+    return key, stated_config(run.model.path, run.model.config)
 
 
 def _family(key: str, config: Mapping[str, Any], installation: Installation | None) -> Iterator[Diagnostic]:

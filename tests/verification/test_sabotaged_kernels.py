@@ -1,6 +1,6 @@
 """A kernel that depends on what else is in the call ends a run with ``engine.on_policy=bitwise`` in its first step.
 
-The kit's rules name the same kernels (tests/conformance/test_invariance.py).
+The kit's rules name the same kernels (tests/conformance/invariance_mutants.py).
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anytron.base.errors import ConfigError
-from anytron.task.data.model_files import faults, logits_fields, read_config
+from anytron.task.data.model_files import stated_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,8 +47,7 @@ class Subject:
     def policy(cls, run: RunConfig) -> Subject:
         """The model that the run trains."""
         if run.model.path is None:
-            fields = run.model.config or {}
-            return cls("model.config", {} if any(faults(fields)) else logits_fields(fields), None)
+            return cls("model.config", stated_config(None, run.model.config), None)
         return cls._in_directory("model.path", run.model.path)
 
     @classmethod
@@ -72,7 +70,4 @@ class Subject:
 
     @classmethod
     def _in_directory(cls, key: str, directory: str) -> Subject:
-        try:
-            return cls(key, read_config(Path(directory)), Path(directory))
-        except ConfigError:
-            return cls(key, {}, Path(directory))
+        return cls(key, stated_config(directory, None), Path(directory))

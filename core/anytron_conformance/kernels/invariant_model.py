@@ -148,10 +148,10 @@ def _generation(decoder: Decoder, own: Tensor, whole: Tensor) -> None:
     for prompt, steps in ((1, 3), (61, 6), (LENGTH - 2, 2)):
         for count in (1, 5):
             # The others have prompts of other lengths, as in a batch of requests.
-            starts = [(prompt + 13 * number) % (LENGTH - 6) if number else prompt for number in range(count)]
-            found = decoder.packed([Part(own[: max(start, 1)]) for start in starts])
+            starts = [prompt, *(max(1, (prompt + 13 * number) % (LENGTH - 6)) for number in range(1, count))]
+            found = decoder.packed([Part(own[:start]) for start in starts])
             for step in range(steps):
-                ends = [max(start, 1) + step for start in starts]
+                ends = [start + step for start in starts]
                 parts = [Part(own[end : end + 1], one.cache) for end, one in zip(ends, found, strict=True)]
                 found = decoder.packed(parts)
                 words = f"token {ends[0] + 1}, decoded after a prompt of {prompt}, {count} sequences at a time"

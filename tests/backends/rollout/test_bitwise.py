@@ -55,6 +55,15 @@ def test_a_difference_that_is_certain_or_untested_is_refused(fields, dtype, tens
     assert list(diagnostics(close, None)) == []
 
 
+@pytest.mark.parametrize(
+    "fields", [{"text_config": 5}, {"thinker_config": 5}, {"thinker_config": {"text_config": [1]}}]
+)
+def test_a_malformed_config_is_left_to_the_check_that_reports_it(fields):
+    config = run_config({"config": {"model_type": "qwen3", **fields}, "tokenizer": "sort_digits.py:tokenizer"})
+    engine = config.engine.model_copy(update={"on_policy": "bitwise"})
+    assert list(diagnostics(config.model_copy(update={"engine": engine}), None)) == []
+
+
 SIZES = {
     "vocab_size": 16, "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "pad_token_id": None, "bos_token_id": None,
@@ -101,6 +110,7 @@ def test_other_experts_are_an_error_and_stay_as_they_are(model_type, changes):
 
     with pytest.raises(EngineError, match="cannot compute this model's experts in Megatron's order"):
         rebind_experts(model, open_session("cpu").hooks, "cpu")
+    assert not any("forward" in vars(module) for module in model.modules())
 
 
 def test_a_platform_s_kernel_that_transformers_does_not_call_is_an_error():

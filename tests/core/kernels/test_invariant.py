@@ -165,3 +165,5 @@ def test_a_mode_gives_torchs_functions_one_formula():
         found = [torch.sigmoid(x), torch.nn.functional.sigmoid(x), x.sigmoid(), torch.nn.functional.silu(x), x.exp()]
     expected = [invariant.sigmoid(x)] * 3 + [invariant.silu(x), x.exp()]
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    with invariant.OneFormula(), pytest.raises(TypeError):
+        torch.sigmoid(x, out=x.clone())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from anytron.base.traits import ModelTraits, ParallelSizes
 from anytron.config.diagnostics import Diagnostic, refuse
 from anytron.config.schema import default_run
 from anytron.device.platform import Feature, declined, features_asked, limits_of
-from anytron.task.data.model_files import faults, has_experts, logits_fields, read_config
+from anytron.task.data.model_files import has_experts, stated_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -147,13 +146,9 @@ def asked_by_model(config: RunConfig) -> dict[Feature, str]:
     empty, and other checks report the error.
     """
     key = "model.config" if config.model.path is None else "model.path"
-    try:
-        whole = (config.model.config or {}) if config.model.path is None else read_config(Path(config.model.path))
-    except ConfigError:
+    whole = stated_config(config.model.path, config.model.config)
+    if not whole:
         return {}
-    if any(faults(whole)):
-        return {}
-    whole = logits_fields(whole)
     text: Mapping[str, Any] = whole.get("text_config") or whole
     layers = text.get("layer_types") or ()
     sliding = text.get("use_sliding_window") or "sliding_attention" in layers

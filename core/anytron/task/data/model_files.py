@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import ConfigError
@@ -18,7 +19,6 @@ from anytron.task.data.composites import COMPOSITES, TensorNames, language_confi
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
     from anytron.task.data.composites import Composite
 
@@ -206,6 +206,24 @@ def read_config(directory: Path) -> dict[str, Any]:
         ConfigError: The file or a field is malformed.
     """
     return logits_fields(as_known(published_config(directory)))
+
+
+def stated_config(path: str | None, inline: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the fields of a run's model, as :func:`logits_fields` arranges them; none if they are malformed.
+
+    It is for checks of what the fields say: other checks report malformed ones.
+
+    Args:
+        path: ``model.path``; None = the model is described inline.
+        inline: ``model.config``.
+    """
+    if path is None:
+        fields = dict(inline or {})
+        return {} if any(faults(fields)) else logits_fields(fields)
+    try:
+        return read_config(Path(path))
+    except ConfigError:
+        return {}
 
 
 def logits_fields(fields: dict[str, Any]) -> dict[str, Any]:

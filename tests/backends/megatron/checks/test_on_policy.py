@@ -6,6 +6,7 @@ import pytest
 
 from anytron.base.errors import ConfigError
 from anytron.device.loading import open_session
+from anytron_conformance.tiny_models import write_tiny_model
 from anytron_megatron.checks.on_policy import bitwise_platform_diagnostics
 from tests.backends.megatron.ranks import engine_config
 
@@ -35,6 +36,12 @@ def test_a_difference_that_is_certain_or_untested_is_refused(model, sections, me
     with pytest.raises(ConfigError, match=message) as caught:
         configure(tiny_family(model), tmp_path, **sections)
     assert "set engine.on_policy=close" in str(caught.value)
+
+
+def test_another_activation_is_refused(tmp_path):
+    directory = write_tiny_model("qwen3", tmp_path / "model", hidden_act="gelu")
+    with pytest.raises(ConfigError, match="no test has compared the bits of the activation gelu"):
+        configure(directory, tmp_path / "run")
 
 
 @pytest.mark.parametrize("rollout", [TRANSFORMERS, MEGATRON])
